@@ -1,0 +1,334 @@
+"""What the source's catalog says about publications and their tables.
+
+`pg_publication_tables` has already worked out what a publication
+means (`FOR TABLE`, `TABLES IN SCHEMA`, `ALL TABLES`, partitions or their root),
+so we ask it and not the tables behind it; what it leaves open differs by
+version and is settled here: version 14 knows neither column lists nor
+row filters, 15 lists generated columns that it does not send.
+
+A table's key is what tells its rows apart in the stream, and it must hold at
+every moment, not only at commit: a deferrable primary key lets two rows share a
+key for a while, and Postgres does not take it for a replica identity either.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.errors import PenstockError
+from penstock.postgres.connection import Session, server_version, translated
+from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, override, resolve
+from penstock.schema import (
+    ZERO_LSN,
+    ColumnSchema,
+    Lsn,
+    ReplicaIdentity,
+    TableId,
+    TableName,
+    TableSchema,
+    ValueType,
+)
+
+ColumnTypes = Mapping[str, Mapping[str, str]]
+"""Overrides as the configuration has them: table, column, type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Which operations it sends, and whether partitions come under their root's name."""
+
+    name: str
+    inserts: bool
+    updates: bool
+    deletes: bool
+    truncates: bool
+    via_partition_root: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as its publication sends it; `schema.columns` are the ones it sends.
+
+    `row_filter` is an SQL expression over the table's columns. `estimated_rows`
+    and `bytes` count all partitions; the estimate is -1 where the table was never
+    analysed.
+    """
+
+    schema: TableSchema
+    row_filter: str | None
+    relkind: str
+    estimated_rows: int
+    bytes: int
+
+    @property
+    def partitioned(self) -> bool:
+        return self.relkind == "p"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """A relation with rows of its own: a table, or one leaf of a partitioned one.
+
+    `blocks` is its size when asked, so every row that a snapshot taken before
+    sees has a ctid below `(blocks,0)`. Read it with `FROM ONLY`: what inherits
+    from it is another table.
+    """
+
+    name: TableName
+    blocks: int
+    bytes: int
+
+
+def publication(session: Session, name: str) -> Publication | None:
+    """The publication of that name, if there is one."""
+    query = """
+        SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+        FROM pg_publication WHERE pubname = %s
+    """
+    with translated(f"reading publication {name}"):
+        row = session.execute(query, [name]).fetchone()
+    return Publication(*row) if row else None
+
+
+def publication_exists(session: Session, name: str) -> bool:
+    return publication(session, name) is not None
+
+
+_PUBLISHED = """
+    SELECT c.oid, {attnames}, {rowfilter}
+    FROM pg_publication_tables p
+    JOIN pg_namespace n ON n.nspname = p.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+    JOIN pg_publication pub ON pub.pubname = p.pubname
+    WHERE p.pubname = %(publication)s AND c.relkind IN ('r', 'p')
+      -- version 14 lists a partition beside its root when both were named
+      AND NOT (pub.pubviaroot AND c.relispartition AND EXISTS (
+          SELECT FROM pg_partition_ancestors(c.oid) a
+          JOIN pg_class ac ON ac.oid = a.relid
+          JOIN pg_namespace an ON an.oid = ac.relnamespace
+          JOIN pg_publication_tables ap
+            ON ap.pubname = p.pubname AND (ap.schemaname, ap.tablename) = (an.nspname, ac.relname)
+          WHERE a.relid <> c.oid))
+"""
+
+
+def published_tables(
+    session: Session,
+    publication_name: str,
+    column_types: ColumnTypes | None = None,
+) -> list[PublishedTable]:
+    """The tables that the publication sends, by name, with the columns it sends.
+
+    Waits for a table that somebody has locked exclusively.
+    """
+    modern = server_version(session) >= 150000
+    query = _PUBLISHED.format(
+        attnames="p.attnames" if modern else "NULL", rowfilter="p.rowfilter" if modern else "NULL"
+    )
+    with translated(f"reading the tables of publication {publication_name}"):
+        rows = session.execute(query.encode(), {"publication": publication_name}).fetchall()
+    row_filters = {oid: row_filter for oid, _, row_filter in rows}
+    entries = _entries(session, list(row_filters))
+    sent = {oid: names for oid, names, _ in rows}
+    reader = _SchemaReader(session, column_types)
+    return [
+        PublishedTable(
+            reader.schema(entry, sent[entry.oid]),
+            row_filters[entry.oid],
+            entry.relkind,
+            entry.estimated_rows,
+            entry.bytes,
+        )
+        for entry in entries
+    ]
+
+
+def table_schema(
+    session: Session,
+    oid: int,
+    version: Lsn = ZERO_LSN,
+    column_types: ColumnTypes | None = None,
+) -> TableSchema | None:
+    """A table as the catalog has it now, with every column that could be sent.
+
+    None when the table is gone.
+    """
+    entries = _entries(session, [oid])
+    if not entries:
+        return None
+    schema = _SchemaReader(session, column_types).schema(entries[0], None)
+    return replace(schema, version=version)
+
+
+def copy_targets(session: Session, table: TableSchema) -> list[CopyTarget]:
+    """The relations that hold the table's rows, with their size as it is now.
+
+    Partitions that are foreign or unlogged are left out: nothing of them is in
+    the WAL, so a copy of them would only grow stale.
+    """
+    query = """
+        SELECT n.nspname, c.relname, size / current_setting('block_size')::bigint, size
+        FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        CROSS JOIN LATERAL pg_relation_size(c.oid) AS size
+        WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid IN (
+            SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
+        ORDER BY n.nspname, c.relname
+    """
+    with translated("measuring the table", table.name):
+        rows = session.execute(query, {"oid": table.id.oid}).fetchall()
+    return [CopyTarget(TableName(schema, name), *size) for schema, name, *size in rows]
+
+
+def type_info(session: Session, oid: int) -> TypeInfo | None:
+    """What `pg_type` says of a type; None when there is none with that oid."""
+    query = """
+        SELECT oid, typname, typtype::text, typcategory::text, typbasetype, typtypmod,
+               typelem, typdelim::text
+        FROM pg_type WHERE oid = %s
+    """
+    with translated("reading a type"):
+        row = session.execute(query, [oid]).fetchone()
+    return TypeInfo(*row) if row else None
+
+
+def type_lookup(session: Session) -> TypeLookup:
+    """`type_info` with a memory, for one pass over the catalog."""
+    known: dict[int, TypeInfo] = {}
+
+    def lookup(oid: int) -> TypeInfo | None:
+        if oid not in known and (info := type_info(session, oid)) is not None:
+            known[oid] = info
+        return known.get(oid)
+
+    return lookup
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    """A row of `pg_attribute`. `generated` is empty, `s` (stored) or `v` (virtual)."""
+
+    name: str
+    number: int
+    type_oid: int
+    type_modifier: int
+    type_name: str
+    nullable: bool
+    generated: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A row of `pg_class`, with what belongs to it. `key` are attribute numbers."""
+
+    oid: int
+    name: TableName
+    relkind: str
+    identity: ReplicaIdentity
+    key: tuple[int, ...]
+    estimated_rows: int
+    bytes: int
+    attributes: tuple[_Attribute, ...]
+
+
+_TABLES = """
+    SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
+           coalesce((SELECT array_agg(k.number ORDER BY k.place)
+                     FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS k(number, place)
+                     WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
+                       AND k.place <= i.indnkeyatts
+                       AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident
+                                ELSE i.indisprimary END), '{}'),
+           sizes.estimate, sizes.bytes
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN bool_and(l.reltuples < 0) THEN -1
+                    ELSE sum(greatest(l.reltuples, 0)) END::bigint AS estimate,
+               coalesce(sum(pg_table_size(l.oid)), 0)::bigint AS bytes
+        FROM pg_class l
+        WHERE l.relkind = 'r' AND (l.oid = c.oid OR l.oid IN (
+            SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf))
+    ) sizes
+    WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind IN ('r', 'p')
+    ORDER BY n.nspname, c.relname
+"""
+
+_ATTRIBUTES = """
+    SELECT attrelid, attname, attnum, atttypid, atttypmod, format_type(atttypid, atttypmod),
+           NOT attnotnull, attgenerated::text
+    FROM pg_attribute
+    WHERE attrelid = ANY(%(oids)s::oid[]) AND attnum > 0 AND NOT attisdropped
+    ORDER BY attrelid, attnum
+"""
+
+
+def _entries(session: Session, oids: list[int]) -> list[_Entry]:
+    """What the catalog has of these tables, by name; those that are gone are left out."""
+    attributes: dict[int, list[_Attribute]] = defaultdict(list)
+    with translated("reading the tables' columns"):
+        for oid, *attribute in session.execute(_ATTRIBUTES, {"oids": oids}):
+            attributes[oid].append(_Attribute(*attribute))
+        rows = session.execute(_TABLES, {"oids": oids}).fetchall()
+    return [
+        _Entry(
+            oid,
+            TableName(schema, name),
+            relkind,
+            ReplicaIdentity(identity),
+            tuple(key),
+            estimate,
+            size,
+            tuple(attributes[oid]),
+        )
+        for oid, schema, name, relkind, identity, key, estimate, size in rows
+    ]
+
+
+class _SchemaReader:
+    """Makes schemas of catalog entries, remembering types between them."""
+
+    def __init__(self, session: Session, column_types: ColumnTypes | None) -> None:
+        self._lookup = type_lookup(session)
+        self._column_types = column_types or {}
+        self._sends_generated = server_version(session) >= 180000
+
+    def schema(self, entry: _Entry, sent: list[str] | None) -> TableSchema:
+        """`sent` names the published columns; None for all that could be."""
+        attributes = [a for a in entry.attributes if self._is_sent(a, sent)]
+        # Part of a key names no row, so a column list that cuts into it leaves none.
+        whole = set(entry.key) <= {a.number for a in attributes}
+        places = {number: i for i, number in enumerate(entry.key)} if whole else {}
+        overrides = self._column_types.get(str(entry.name), {})
+        columns = tuple(
+            ColumnSchema(
+                attribute.name,
+                attribute.number,
+                self._type(attribute, overrides.get(attribute.name), entry.name),
+                attribute.type_oid,
+                attribute.type_modifier,
+                attribute.type_name,
+                attribute.nullable,
+                places.get(attribute.number),
+            )
+            for attribute in attributes
+        )
+        return TableSchema(TableId(entry.oid), entry.name, columns, entry.identity)
+
+    def _is_sent(self, attribute: _Attribute, sent: list[str] | None) -> bool:
+        if attribute.generated and not self._sends_generated:
+            return False
+        if sent is None:
+            return attribute.generated != "v"
+        return attribute.name in sent
+
+    def _type(self, attribute: _Attribute, wanted: str | None, table: TableName) -> ValueType:
+        if wanted is None:
+            return resolve(attribute.type_oid, attribute.type_modifier, self._lookup)
+        try:
+            return override(wanted, base_oid(attribute.type_oid, self._lookup))
+        except PenstockError as error:
+            message = f"column {attribute.name}: {error.message}"
+            raise PenstockError(error.kind, message, hint=error.hint, table=table) from None

@@ -1,0 +1,323 @@
+"""Sessions with Postgres, and what their failures mean.
+
+Every session of ours prints values the same way. What shapes text output is
+pinned through libpq's `options`, which the server applies before the first
+statement, on replication connections too, and above whatever the role or the
+database has set. Beside it stand the limits that would end a long copy half way,
+and `row_security = off`, which turns a copy that a policy would silently shorten
+into an error.
+
+Nobody outside this room sees a `psycopg.Error`: `connect` and `translate` turn
+it into a `PenstockError` whose kind says whether waiting can help. Once a
+session exists the server's SQLSTATE decides. A refused connection has no
+SQLSTATE that libpq would tell, so there its text decides; a text we do not know
+counts as trouble that passes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from penstock.config import PgConnection
+from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.schema import Lsn, TableName
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+SESSION_SETTINGS = {
+    "DateStyle": "ISO,MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+
+# PGTZ and PGDATESTYLE in the environment travel beside `options` and beat it; a
+# connection pooler may drop `options`. The server reports these three, so that
+# looking at them costs nothing.
+_REPORTED = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+}
+
+
+def connect(
+    connection: PgConnection,
+    purpose: str,
+    *,
+    replication: bool = False,
+    autocommit: bool = True,
+) -> Session:
+    """Open a session named `penstock_<purpose>` with the pinned settings.
+
+    A replication session speaks the walsender's language: the replication
+    commands and plain SQL without parameters, always in autocommit.
+    """
+    conninfo = _conninfo(connection, purpose, replication=replication)
+    try:
+        session = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        raise _refused(error, conninfo) from error
+    try:
+        _pin_the_rest(session, replication=replication)
+        session.autocommit = autocommit or replication
+    except psycopg.Error as error:
+        session.close()
+        raise translate(error, "setting up the session") from error
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+@contextmanager
+def translated(doing: str, table: TableName | None = None) -> Iterator[None]:
+    """Turn what psycopg raises inside into a `PenstockError`; see `translate`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, doing, table) from error
+
+
+def server_version(session: Session) -> int:
+    """As libpq numbers it: 160004 for 16.4."""
+    return session.info.server_version
+
+
+def system_identifier(session: Session) -> str:
+    """The cluster's identity, which a restored or promoted copy shares and a new one does not."""
+    return str(_value(session, "SELECT system_identifier FROM pg_control_system()"))
+
+
+def in_recovery(session: Session) -> bool:
+    """Whether the server is a standby."""
+    return bool(_value(session, "SELECT pg_is_in_recovery()"))
+
+
+def current_wal_lsn(session: Session) -> Lsn:
+    """Where the next WAL record will be put: after everything that anyone has done so far."""
+    return Lsn.parse(str(_value(session, "SELECT pg_current_wal_insert_lsn()::text")))
+
+
+def current_flush_lsn(session: Session) -> Lsn:
+    """Up to where the WAL is on the server's disk, which is as far as a slot can read."""
+    return Lsn.parse(str(_value(session, "SELECT pg_current_wal_flush_lsn()::text")))
+
+
+def _value(session: Session, query: str) -> Any:
+    with translated("reading from the server"):
+        row = session.execute(query.encode()).fetchone()
+    assert row is not None, "these queries have one row"
+    return row[0]
+
+
+def _conninfo(connection: PgConnection, purpose: str, *, replication: bool) -> str:
+    parameters = connection.parameters()
+    uri = parameters.pop("uri", "")
+    try:
+        in_uri = conninfo_to_dict(uri)
+    except psycopg.Error:
+        # libpq's own message quotes the part it does not understand, which may
+        # be the password.
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            "pg_connection.uri is not a connection string that libpq understands",
+            hint="write postgresql://user:password@host:port/dbname, with @ : / % ? # in the"
+            " password percent-encoded, or give host, user and so on as separate settings",
+        ) from None
+    if "connect_timeout" in in_uri and "connect_timeout" not in connection.model_fields_set:
+        del parameters["connect_timeout"]
+    wanted = parameters.pop("options", None) or in_uri.get("options") or os.environ.get("PGOPTIONS")
+    pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    parameters |= {
+        # The last one counts, so what the user wants in addition comes first.
+        "options": f"{wanted} {pinned}" if wanted else pinned,
+        "application_name": f"penstock_{purpose}"[:63],
+        "client_encoding": "UTF8",
+    }
+    if replication:
+        parameters["replication"] = "database"
+    return make_conninfo(uri, **parameters)
+
+
+def _pin_the_rest(session: Session, *, replication: bool) -> None:
+    status = session.pgconn.parameter_status
+    wrong = {
+        name: SESSION_SETTINGS[name]
+        for name, expected in _REPORTED.items()
+        if status(name.encode()) != expected.encode()
+    }
+    if session.info.server_version >= 170000 and not replication:
+        wrong["transaction_timeout"] = "0"  # older servers refuse to start with it
+    if wrong:
+        session.execute("; ".join(f"SET {k} = {v}" for k, v in wrong.items()).encode())
+
+
+def _refused(error: psycopg.Error, conninfo: str) -> PenstockError:
+    """Why there is no session, from libpq's text: there is no SQLSTATE to go by."""
+    given = conninfo_to_dict(conninfo)
+    tried = {name: str(given.get(name) or "") for name in ("host", "port", "user", "dbname")}
+    if error.pgconn is not None:  # with libpq's defaults filled in
+        for name, attribute in zip(tried, ("host", "port", "user", "db"), strict=True):
+            known: bytes = getattr(error.pgconn, attribute)
+            tried[name] = known.decode(errors="replace") or tried[name]
+    user = tried["user"] or "?"
+    database = tried["dbname"] or user
+    server = f"{tried['host'] or 'localhost'} port {tried['port'] or 5432}"
+    text = str(error)
+    reason = _reason(text)
+
+    def says(*fragments: str) -> bool:
+        return any(fragment in text for fragment in fragments)
+
+    if says("database") and says("does not exist") and not says("role"):
+        return PenstockError(
+            ErrorKind.SOURCE_CONFIGURATION,
+            f'there is no database "{database}" at {server}',
+            hint="set pg_connection.dbname to the database that has the publication",
+        )
+    if says("start walsender", "start WAL sender", "must be superuser or replication role"):
+        return PenstockError(
+            ErrorKind.SOURCE_PRIVILEGE,
+            f'role "{user}" may not replicate from {server}',
+            hint=f'ALTER ROLE "{user}" REPLICATION;',
+        )
+    if says("permission denied for database"):
+        return PenstockError(
+            ErrorKind.SOURCE_PRIVILEGE,
+            f'role "{user}" may not connect to database "{database}" at {server}',
+            hint=f'GRANT CONNECT ON DATABASE "{database}" TO "{user}";',
+        )
+    if says("no pg_hba.conf entry"):
+        return PenstockError(
+            ErrorKind.SOURCE_AUTHENTICATION,
+            f"{server} lets nobody in from here as role {user!r}: {reason}",
+            hint="add a line for this role, database and address to the server's pg_hba.conf"
+            " (replication needs no line of its own) and reload it",
+        )
+    if _is_authentication(error, text):
+        return PenstockError(
+            ErrorKind.SOURCE_AUTHENTICATION,
+            f'{server} does not accept role "{user}": {reason}',
+            hint="check user and password of pg_connection (or PGPASSWORD, or the password"
+            " file), and that the role exists and may log in",
+        )
+    if says(
+        "too many clients", "too many connections", "remaining connection slots", "max_wal_senders"
+    ):
+        return PenstockError(
+            ErrorKind.SOURCE_CONNECTION,
+            f"{server} has no connection left: {reason}",
+            hint="wait, close other connections, or raise max_connections and max_wal_senders"
+            " (or the role's CONNECTION LIMIT)",
+        )
+    if says("starting up", "shutting down", "not accepting connections", "recovery mode"):
+        return PenstockError(
+            ErrorKind.SOURCE_CONNECTION,
+            f"{server} takes no connections at the moment: {reason}",
+            hint="wait until the server is up",
+        )
+    if says("does not support SSL", "certificate", "sslmode", "SSL error"):
+        return PenstockError(
+            ErrorKind.SOURCE_CONFIGURATION,
+            f"no TLS connection to {server} with these settings: {reason}",
+            hint="check sslmode, sslrootcert, sslcert and sslkey of pg_connection",
+        )
+    if says("invalid ", "unrecognized ", "definition of service"):
+        return PenstockError(
+            ErrorKind.CONFIG,
+            f"cannot connect to {server} with these settings: {reason}",
+            hint="mend that setting in pg_connection",
+        )
+    if isinstance(error, psycopg.errors.ConnectionTimeout) or says("timeout expired"):
+        reason = "no answer in time"
+    return PenstockError(
+        ErrorKind.SOURCE_CONNECTION,
+        f"cannot connect to Postgres at {server}: {reason}",
+        hint="check host and port of pg_connection, that the server runs, listens there"
+        " (listen_addresses) and that no firewall is between",
+    )
+
+
+def _is_authentication(error: psycopg.Error, text: str) -> bool:
+    fragments = ("authentication failed", "role", "no password supplied", "not permitted to log in")
+    if any(fragment in text for fragment in fragments) and "too many" not in text:
+        return True
+    # A server that speaks another language: a password was asked for and did
+    # not help. (`needs_password` is true when none was given.)
+    return bool(error.pgconn and error.pgconn.needs_password)
+
+
+def _reason(text: str) -> str:
+    """libpq's last word, without the preamble that repeats host and port."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "failed: " in line] or lines
+    last = telling[-1].rpartition("failed: ")[2] if telling else "unknown reason"
+    for prefix in ("FATAL:", "ERROR:", "error:"):
+        last = last.removeprefix(prefix).strip()
+    return last
+
+
+def translate(error: psycopg.Error, doing: str, table: TableName | None = None) -> PenstockError:
+    """What a failed statement means, by its SQLSTATE.
+
+    `doing` says what we were about, as in "reading the publication". DETAIL is
+    left out on purpose: that is where Postgres prints row values.
+    """
+    state = error.sqlstate or ""
+    said = shorten(error.diag.message_primary or _reason(str(error)))
+    kind, hint = _meaning(error, state, said.lower())
+    code = f" (SQLSTATE {state})" if state else ""
+    return PenstockError(kind, f"{doing} failed: {said}{code}", hint=hint, table=table)
+
+
+_WAIT = "nothing to do if it passes: it is tried again"
+
+
+def _meaning(error: psycopg.Error, state: str, said: str) -> tuple[ErrorKind, str]:
+    match state[:2], state:
+        case _, "42501":
+            return ErrorKind.SOURCE_PRIVILEGE, "`penstock doctor` prints the GRANT that is missing"
+        case _, "42P01" | "3F000" | "42703":
+            return (
+                ErrorKind.SOURCE_SCHEMA,
+                "the table has changed or is gone; compare it with the publication",
+            )
+        case _, "55006":
+            return ErrorKind.SOURCE_CONNECTION, "stop the other process that holds it, or wait"
+        case _, "53400":
+            return ErrorKind.SOURCE_CONFIGURATION, "`penstock doctor` names the setting to raise"
+        case _, "58P01":
+            return ErrorKind.SOURCE_SLOT, "the WAL that the slot needs is gone: copy again"
+        case _, "3D000" | "57P04":
+            return ErrorKind.SOURCE_CONFIGURATION, "check pg_connection.dbname"
+        case _, "42704" | "42710" | "55000" if "slot" in said:
+            return ErrorKind.SOURCE_SLOT, "`penstock doctor` shows what the slot's state is"
+        case _, "22023" | "42704" | "55000" | "72000" if "snapshot" in said:
+            return ErrorKind.SOURCE_SNAPSHOT, "the copy starts again with a new snapshot"
+        case _, "42704" | "55000" | "0A000":
+            return ErrorKind.SOURCE_CONFIGURATION, "`penstock doctor` names what is missing"
+        case (("08" | "40" | "53" | "57"), _):
+            return ErrorKind.SOURCE_CONNECTION, _WAIT
+        case _, "55P03" | "25P03" | "25P04":
+            return ErrorKind.SOURCE_CONNECTION, _WAIT
+        case "28", _:
+            return ErrorKind.SOURCE_AUTHENTICATION, "check user and password of pg_connection"
+        case "", _ if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return ErrorKind.SOURCE_CONNECTION, _WAIT
+        case _:
+            return ErrorKind.INTERNAL, "this should not happen: please report it with the log"
