@@ -1,10 +1,10 @@
 """What the source's catalog says about publications and their tables.
 
-`pg_publication_tables` has already worked out what a publication
-means (`FOR TABLE`, `TABLES IN SCHEMA`, `ALL TABLES`, partitions or their root),
-so we ask it and not the tables behind it; what it leaves open differs by
-version and is settled here: version 14 knows neither column lists nor
-row filters, 15 lists generated columns that it does not send.
+`pg_publication_tables` has already worked out what a publication means (`FOR
+TABLE`, `TABLES IN SCHEMA`, `ALL TABLES`, partitions or their root), so we ask it
+and not the tables behind it. What it leaves open differs by version and is
+settled here: version 14 knows neither column lists nor row filters, and 15 lists
+generated columns that it does not send.
 
 A table's key is what tells its rows apart in the stream, and it must hold at
 every moment, not only at commit: a deferrable primary key lets two rows share a
@@ -180,6 +180,15 @@ def copy_targets(session: Session, table: TableSchema) -> list[CopyTarget]:
     with translated("measuring the table", table.name):
         rows = session.execute(query, {"oid": table.id.oid}).fetchall()
     return [CopyTarget(TableName(schema, name), *size) for schema, name, *size in rows]
+
+
+def partition_leaves(session: Session, table: TableSchema) -> list[TableSchema]:
+    """The partitions that hold a partitioned table's rows; none for any other table."""
+    query = "SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf AND relid <> %(oid)s"
+    with translated("reading the partitions", table.name):
+        oids = [oid for (oid,) in session.execute(query, {"oid": table.id.oid})]
+    reader = _SchemaReader(session, None)
+    return [reader.schema(entry, None) for entry in _entries(session, oids)]
 
 
 def type_info(session: Session, oid: int) -> TypeInfo | None:

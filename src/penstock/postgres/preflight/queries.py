@@ -1,0 +1,27 @@
+"""Small questions to the server that the checks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres.connection import Session, translated
+
+
+def setting(session: Session, name: str) -> str:
+    """A setting in its own unit, as a number where it has one."""
+    return str(row(session, "SELECT setting FROM pg_settings WHERE name = %s", [name])[0])
+
+
+def count(session: Session, view: str) -> int:
+    return int(row(session, f"SELECT count(*) FROM {view}")[0])
+
+
+def row(session: Session, query: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """The one row of a query that always has one."""
+    with translated("looking at the server"):
+        found = session.execute(query.encode(), parameters).fetchone()
+    if found is None:
+        raise PenstockError(ErrorKind.INTERNAL, "a query of the preflight found nothing")
+    return found
