@@ -1,0 +1,108 @@
+"""One error type for everything a user may see.
+
+Every `PenstockError` says what happened to what (`message`), what to do about it
+(`hint`), which table it concerns, and what kind of trouble it is. The kind
+decides whether waiting can help: `kind.retryable` is true for trouble that
+passes by itself (a lost connection, a timeout, a lock), false for trouble that
+somebody has to mend (bad data, a missing privilege, an unsupported change).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.schema import Lsn, TableName
+
+_VALUE_LIMIT = 200
+
+
+class ErrorKind(StrEnum):
+    """What sort of trouble it is, as `group.kind`."""
+
+    SOURCE_CONNECTION = "source.connection"
+    SOURCE_AUTHENTICATION = "source.authentication"
+    SOURCE_PRIVILEGE = "source.privilege"
+    SOURCE_CONFIGURATION = "source.configuration"
+    SOURCE_SLOT = "source.slot"
+    SOURCE_SNAPSHOT = "source.snapshot"
+    SOURCE_SCHEMA = "source.schema"
+    DATA_UNREPRESENTABLE = "data.unrepresentable"
+    DATA_DECODE = "data.decode"
+    DESTINATION_CONNECTION = "destination.connection"
+    DESTINATION_TIMEOUT = "destination.timeout"
+    DESTINATION_AUTHENTICATION = "destination.authentication"
+    DESTINATION_SCHEMA = "destination.schema"
+    DESTINATION_REJECTED = "destination.rejected"
+    JOURNAL = "journal"
+    STORE = "store"
+    CONFIG = "config"
+    INVALID_STATE = "invalid_state"
+    INTERNAL = "internal"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether trying again later can help without anybody doing anything."""
+        return self in _RETRYABLE
+
+
+_RETRYABLE = frozenset(
+    {
+        ErrorKind.SOURCE_CONNECTION,
+        ErrorKind.SOURCE_SNAPSHOT,
+        ErrorKind.DESTINATION_CONNECTION,
+        ErrorKind.DESTINATION_TIMEOUT,
+        ErrorKind.STORE,
+    }
+)
+
+
+class PenstockError(Exception):
+    """What happened to what, and what to do about it."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        hint: str | None = None,
+        table: TableName | None = None,
+        position: Lsn | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+        self.table = table
+        self.position = position
+
+    def __str__(self) -> str:
+        where = "".join(
+            part
+            for part in (
+                f"{self.table}: " if self.table else "",
+                self.message,
+                f" (at {self.position})" if self.position else "",
+            )
+        )
+        return f"{where}\nhint: {self.hint}" if self.hint else where
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Spark's Python workers send exceptions to the driver pickled.
+        return (_rebuild, (self.kind, self.message, self.hint, self.table, self.position))
+
+
+def _rebuild(
+    kind: ErrorKind,
+    message: str,
+    hint: str | None,
+    table: TableName | None,
+    position: Lsn | None,
+) -> PenstockError:
+    return PenstockError(kind, message, hint=hint, table=table, position=position)
+
+
+def shorten(value: str) -> str:
+    """A row value as it may appear in an error: cut to 200 characters."""
+    return value if len(value) <= _VALUE_LIMIT else value[:_VALUE_LIMIT] + "…"

@@ -1,0 +1,274 @@
+"""Buffers of messages to chunks of segments.
+
+The decoder knows the tables of the stream. Every schema version of a table has a
+*slot*, a small number that the kernels write beside each change, so that a table
+that changes its shape in the middle of a buffer needs no special case: its later
+changes simply carry another slot. The slots' schemas come from Relation messages,
+enriched with what the catalog knows (`describe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.journal.manifest import ChangeCounts, Defect
+from penstock.journal.segment import Chunk
+from penstock.postgres import pgoutput
+from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints, RelationMessage, ValueSlices
+from penstock.postgres.replication import FrameBuffer
+from penstock.postgres.types import arrow_type
+from penstock.postgres.values import TextColumn, decode
+from penstock.schema import (
+    ColumnSchema,
+    Lsn,
+    ReplicaIdentity,
+    TableId,
+    TableSchema,
+    ValueKind,
+)
+
+_INTEGERS = (ValueKind.SHORT, ValueKind.INTEGER, ValueKind.LONG)
+_OPERATIONS = pa.array(pgoutput.OPERATIONS)
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+Describe = Callable[[RelationMessage], TableSchema]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one buffer held.
+
+    `closed` are changes of transactions whose commit has been seen, including
+    what `open` carried over before; `open` those of the transaction that is still
+    under way. `end` is the end of the last commit, None when the buffer had none.
+    """
+
+    closed: list[Chunk]
+    open: list[Chunk]
+    end: Lsn | None
+    committed_at: datetime | None
+    in_transaction: bool
+
+
+class ChangeDecoder:
+    """Decodes one stream, from its start on; a new connection gets a new decoder."""
+
+    def __init__(self, known: Mapping[TableId, TableSchema], describe: Describe) -> None:
+        self._describe = describe
+        self._latest = dict(known)
+        self._slots: list[TableSchema] = []
+        self._current: dict[int, int] = {}
+        self._state = pgoutput.new_state()
+        self.new_schemas: list[TableSchema] = []
+        """Versions that began and that no manifest has named yet."""
+
+    def decode(self, frames: FrameBuffer) -> Decoded:
+        buffer, offsets = frames.arrays()
+        index, closed, ended = self._index(buffer, offsets)
+        state = self._state
+        return Decoded(
+            closed=self._chunks(buffer, index.take(slice(0, closed))),
+            open=self._chunks(buffer, index.take(slice(closed, None))),
+            end=Lsn(int(state[pgoutput.CLOSED_END])) if ended else None,
+            committed_at=_time(int(state[pgoutput.CLOSED_TS])) if ended else None,
+            in_transaction=bool(state[pgoutput.OPEN]),
+        )
+
+    def _index(self, buffer: Bytes, offsets: Ints) -> tuple[ChangeIndex, int, bool]:
+        """The changes of a buffer, how many are closed, and whether a commit was among them."""
+        index = ChangeIndex.empty(len(offsets) + 16)
+        first = used = closed = 0
+        ended = False
+        while True:
+            oids = np.fromiter(self._current.keys(), dtype=np.int64, count=len(self._current))
+            slots = np.fromiter(self._current.values(), dtype=np.int64, count=len(self._current))
+            first, used, closed_now, code = pgoutput.index_messages(
+                buffer, offsets, first, used, self._state, oids, slots, *index.arrays()
+            )
+            if closed_now >= 0:
+                closed, ended = closed_now, True
+            if code == pgoutput.AT_END:
+                return index.take(slice(0, used)), closed, ended
+            if code == pgoutput.AT_RELATION:
+                message = bytes(buffer[offsets[first] + pgoutput.HEADER : offsets[first + 1]])
+                self._relation(pgoutput.parse_relation(message))
+                first += 1
+            elif code == pgoutput.NO_ROOM:
+                index = _larger(index, used)
+            else:
+                what = (
+                    "a change of an unannounced table"
+                    if code == pgoutput.UNKNOWN_TABLE
+                    else "an unknown message"
+                )
+                raise PenstockError(
+                    ErrorKind.DATA_DECODE,
+                    f"the replication stream makes no sense: {what}",
+                    hint="please report this as a bug of Penstock",
+                    position=Lsn(int(self._state[pgoutput.COMMIT_LSN])),
+                )
+
+    def _relation(self, message: RelationMessage) -> None:
+        described = self._describe(message)
+        known = self._latest.get(described.id)
+        if known is None or not known.same_shape(described):
+            begins = Lsn(int(self._state[pgoutput.COMMIT_LSN]))
+            if known is not None and begins <= known.version:
+                begins = Lsn(known.version.value + 1)
+            known = replace(described, version=begins)
+            self._latest[known.id] = known
+            self.new_schemas.append(known)
+        slot = next((i for i, schema in enumerate(self._slots) if schema == known), None)
+        if slot is None:
+            slot = len(self._slots)
+            self._slots.append(known)
+        self._current[message.oid] = slot
+
+    def _chunks(self, buffer: Bytes, index: ChangeIndex) -> list[Chunk]:
+        if len(index.slot) == 0:
+            return []
+        present = np.flatnonzero(np.bincount(index.slot, minlength=len(self._slots)))
+        if len(present) == 1:
+            return [_chunk(self._slots[int(present[0])], buffer, index)]
+        return [
+            _chunk(self._slots[int(s)], buffer, index.take(np.flatnonzero(index.slot == s)))
+            for s in present
+        ]
+
+
+def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
+    larger = ChangeIndex.empty(2 * len(index.slot))
+    for old, new in zip(index.arrays(), larger.arrays(), strict=True):
+        new[:used] = old[:used]
+    return larger
+
+
+def _time(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+
+
+def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
+    """Decode the changes of one table."""
+    width, height = len(schema.columns), len(index.slot)
+    counts = np.bincount(index.operation, minlength=4)
+    has_old = bool(index.old.any())
+    new = ValueSlices(
+        np.empty((width, height), dtype=np.int64), np.empty((width, height), dtype=np.int32)
+    )
+    old_width = width if has_old else 0
+    old = ValueSlices(
+        np.empty((old_width, height), dtype=np.int64),
+        np.empty((old_width, height), dtype=np.int32),
+    )
+    unchanged, bad = pgoutput.locate_values(
+        buffer,
+        index.tuples,
+        index.operation,
+        index.old,
+        width,
+        new.starts,
+        new.lengths,
+        old.starts,
+        old.lengths,
+    )
+    if bad >= 0:
+        raise PenstockError(
+            ErrorKind.DATA_DECODE,
+            "a row does not have the columns that Postgres announced",
+            hint="please report this as a bug of Penstock",
+            table=schema.name,
+            position=Lsn(int(index.commit_lsn[bad])),
+        )
+    rows = _Rows(schema, buffer, index)
+    columns: dict[str, pa.Array] = {
+        "op": pa.DictionaryArray.from_arrays(pa.array(index.operation), _OPERATIONS),
+        "commit_lsn": pa.array(index.commit_lsn),
+        "tx_ordinal": pa.array(index.ordinal),
+        "commit_ts": pa.array(index.commit_ts).cast(_TIMESTAMP),
+        "xid": pa.array(index.xid),
+    }
+    if has_old:
+        whole = schema.identity is ReplicaIdentity.FULL
+        old_columns = [c for c in schema.columns if whole or c.key_position is not None]
+        columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
+    if counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]:
+        columns["after"] = rows.struct(schema.columns, new, index.operation >= pgoutput.DELETE)
+    if unchanged:
+        columns["unchanged"] = _unchanged_names(schema, new, int(unchanged))
+    return Chunk(
+        schema=schema,
+        rows=pa.table(columns),
+        counts=ChangeCounts(*(int(count) for count in counts)),
+        has_unchanged=bool(unchanged),
+        key_changes=int(np.count_nonzero(index.old[index.operation == pgoutput.UPDATE])),
+        key_range=rows.key_range,
+        defects=tuple(rows.defects),
+    )
+
+
+class _Rows:
+    """The typed rows of one chunk, and what was noticed while decoding them."""
+
+    def __init__(self, schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> None:
+        self._schema = schema
+        self._buffer = buffer
+        self._index = index
+        self._places = {column.name: i for i, column in enumerate(schema.columns)}
+        key = schema.key
+        self._range_column = key[0].name if key and key[0].type.kind in _INTEGERS else None
+        self.key_range: tuple[int, int] | None = None
+        self.defects: list[Defect] = []
+
+    def struct(
+        self, columns: Iterable[ColumnSchema], slices: ValueSlices, absent: npt.NDArray[np.bool_]
+    ) -> pa.StructArray:
+        arrays, fields = [], []
+        for column in columns:
+            place = self._places[column.name]
+            text = TextColumn(self._buffer, slices.starts[place], slices.lengths[place])
+            decoded = decode(text, column.type)
+            if len(decoded.bad):
+                self._note_defect(column, slices, decoded.bad)
+            if column.name == self._range_column:
+                self._widen(decoded.array)
+            arrays.append(decoded.array)
+            fields.append(pa.field(column.name, arrow_type(column.type)))
+        mask = pa.array(absent) if absent.any() else None
+        return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+
+    def _widen(self, keys: pa.Array) -> None:
+        found = pc.min_max(keys).as_py()
+        if found["min"] is not None:
+            low, high = self.key_range or (found["min"], found["max"])
+            self.key_range = (min(low, found["min"]), max(high, found["max"]))
+
+    def _note_defect(self, column: ColumnSchema, slices: ValueSlices, bad: Ints) -> None:
+        row = int(bad[0])
+        key = ", ".join(
+            f"{part.name}={self._text(slices, self._places[part.name], row)}"
+            for part in self._schema.key
+        )
+        value = self._text(slices, self._places[column.name], row)
+        self.defects.append(Defect(column.name, shorten(key), shorten(value), len(bad)))
+
+    def _text(self, slices: ValueSlices, column: int, row: int) -> str:
+        start, length = int(slices.starts[column, row]), int(slices.lengths[column, row])
+        if length < 0:
+            return "NULL"
+        return bytes(self._buffer[start : start + length]).decode(errors="replace")
+
+
+def _unchanged_names(schema: TableSchema, new: ValueSlices, count: int) -> pa.ListArray:
+    offsets = np.empty(new.lengths.shape[1] + 1, dtype=np.int32)
+    numbers = np.empty(count, dtype=np.int64)
+    pgoutput.list_unchanged(new.lengths, offsets, numbers)
+    names = pa.array([column.name for column in schema.columns], pa.string())
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(numbers)))

@@ -1,0 +1,44 @@
+"""Files that survive a crash: written, fsynced, and only then named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_exclusively(path: Path, text: str) -> None:
+    """Create `path` with `text`, durably and whole; FileExistsError if it is there already.
+
+    The link, not a rename, takes the name: a rename would replace a file that
+    another process created in between.
+    """
+    draft = _draft(path, text)
+    try:
+        os.link(draft, path)
+    finally:
+        draft.unlink()
+    sync_directory(path.parent)
+
+
+def replace(path: Path, text: str) -> None:
+    """Put `text` at `path` in one step, durably; readers see the old file or the new one."""
+    _draft(path, text).replace(path)
+    sync_directory(path.parent)
+
+
+def _draft(path: Path, text: str) -> Path:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return draft

@@ -1,0 +1,391 @@
+"""The durable change log between Postgres and Spark.
+
+    <root>/journal.json            whose journal it is: slot, database, source cluster
+    <root>/manifests/0000000042.json
+    <root>/segments/<oid>/<number>-<random>.parquet
+    <root>/checkpoint.json         what removed manifests said that is still needed
+    <root>/copies/<copy id>/...    files of copies under way (the copier's)
+
+One process appends (`JournalWriter`, the receiver), any number read (`Journal`).
+A reader keeps an index of the manifests in memory and `refresh`es it from the
+next number on, so following the journal costs one failed `open` when nothing is
+new. The pipeline retires what every table has passed: `checkpoint.json` is
+written first, then manifests go from the oldest on, then segment files, so that a crash
+in between leaves nothing worse than a file that nobody names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from threading import RLock
+from typing import Any, Self
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.files import create_exclusively, replace, sync_directory
+from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOwner:
+    """Whose changes a journal holds. A journal is never mixed."""
+
+    slot: str
+    system_identifier: str
+    database: str
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "slot": self.slot,
+            "system_identifier": self.system_identifier,
+            "database": self.database,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TableFlush:
+    """What one flush holds of one table; `end` is the flush's end, a place for a cursor."""
+
+    end: Lsn
+    last_commit_at: datetime | None
+    segments: tuple[SegmentRef, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(segment.bytes for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is still needed of removed manifests.
+
+    `dropped` says, for each table, up to which position its segments are gone:
+    a cursor before it cannot be served.
+    """
+
+    first_number: int = 1
+    start: Lsn = ZERO_LSN
+    schemas: tuple[TableSchema, ...] = ()
+    dropped: Mapping[TableId, Lsn] = field(default_factory=dict)
+
+    def dumps(self) -> str:
+        return json.dumps(
+            {
+                "first_number": self.first_number,
+                "start": str(self.start),
+                "schemas": [schema.to_json() for schema in self.schemas],
+                "dropped": {str(table.oid): str(lsn) for table, lsn in self.dropped.items()},
+            }
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        data = json.loads(text)
+        return cls(
+            data["first_number"],
+            Lsn.parse(data["start"]),
+            tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
+            {TableId(int(oid)): Lsn.parse(lsn) for oid, lsn in data["dropped"].items()},
+        )
+
+
+class Journal:
+    """A reader of the journal at `root`. Thread-safe.
+
+    Cheap to make: nothing is read before `refresh`. A journal that does not
+    exist yet is simply empty.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.manifests_directory = self.root / "manifests"
+        self.segments_directory = self.root / "segments"
+        self.copies_directory = self.root / "copies"
+        self._lock = RLock()
+        self._manifests: list[Manifest] = []
+        self._checkpoint = Checkpoint()
+        self._schemas: dict[TableId, dict[Lsn, TableSchema]] = {}
+        self._flushes: dict[TableId, list[TableFlush]] = {}
+        self._loaded = False
+
+    # What there is.
+
+    def refresh(self) -> int:
+        """Take in manifests that are new; how many."""
+        with self._lock:
+            if not self._loaded and self.root.exists():
+                self._load_checkpoint()
+                self._loaded = True
+            taken = 0
+            while (manifest := self._read(self._next_number())) is not None:
+                if self._manifests and manifest.start != self.end:
+                    raise PenstockError(
+                        ErrorKind.JOURNAL,
+                        f"manifest {manifest.number} of {self.root} starts at {manifest.start},"
+                        f" but the one before it ends at {self.end}",
+                        hint="the journal was tampered with; restore it or resync the pipeline",
+                    )
+                self._take(manifest)
+                taken += 1
+            return taken
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no manifest, and so no position, yet."""
+        with self._lock:
+            return not self._manifests
+
+    @property
+    def start(self) -> Lsn:
+        """Changes committed before this are not (or no longer) here."""
+        with self._lock:
+            return self._manifests[0].start if self._manifests else ZERO_LSN
+
+    @property
+    def end(self) -> Lsn:
+        with self._lock:
+            return self._manifests[-1].end if self._manifests else ZERO_LSN
+
+    @property
+    def last_manifest(self) -> Manifest | None:
+        with self._lock:
+            return self._manifests[-1] if self._manifests else None
+
+    @property
+    def bytes(self) -> int:
+        """What the segments that are still here take on disk."""
+        with self._lock:
+            return sum(flush.bytes for flushes in self._flushes.values() for flush in flushes)
+
+    def table_bytes(self, table_id: TableId, after: Lsn = ZERO_LSN) -> int:
+        """What a table's segments behind `after` take."""
+        return sum(flush.bytes for flush in self.pending(table_id, after))
+
+    def tables(self) -> set[TableId]:
+        with self._lock:
+            return set(self._flushes)
+
+    def pending(self, table_id: TableId, after: Lsn) -> list[TableFlush]:
+        """The flushes with changes of a table that end behind `after`, oldest first."""
+        with self._lock:
+            flushes = self._flushes.get(table_id, [])
+            return flushes[bisect_right(flushes, after, key=lambda flush: flush.end) :]
+
+    def first_cursor(self, table_id: TableId) -> Lsn:
+        """The earliest cursor that can be served: before everything that is here of a table."""
+        with self._lock:
+            return max(self._dropped(table_id), self.start)
+
+    def reaches_back_to(self, table_id: TableId, cursor: Lsn) -> bool:
+        """Whether all changes of a table behind `cursor` are here."""
+        with self._lock:
+            return cursor >= self._dropped(table_id)
+
+    def schema(self, table_id: TableId, version: Lsn) -> TableSchema:
+        with self._lock:
+            return self._schemas[table_id][version]
+
+    def latest_schemas(self) -> dict[TableId, TableSchema]:
+        """The newest version of every table that ever appeared."""
+        with self._lock:
+            return {
+                table_id: versions[max(versions)] for table_id, versions in self._schemas.items()
+            }
+
+    def file(self, segment: SegmentRef) -> str:
+        """The full path of a segment, as Spark wants it."""
+        return str(self.root / segment.path)
+
+    # What may go.
+
+    def retire(self, passed: Mapping[TableId, Lsn], *, retention: timedelta = timedelta(0)) -> int:
+        """Drop segments up to each table's position in `passed`; the bytes freed.
+
+        A table that is not in `passed` keeps everything.
+        """
+        horizon = now() - retention
+        with self._lock:
+            doomed = [
+                (manifest.end, segment)
+                for manifest in self._manifests
+                if manifest.created_at <= horizon
+                for segment in manifest.segments
+                if self._dropped(segment.table_id)
+                < manifest.end
+                <= passed.get(segment.table_id, ZERO_LSN)
+            ]
+            dropped = dict(self._checkpoint.dropped)
+            for end, segment in doomed:
+                dropped[segment.table_id] = max(dropped.get(segment.table_id, ZERO_LSN), end)
+            gone = self._removable(dropped, horizon)
+            if not doomed and not gone:
+                return 0
+            keep = self._manifests[len(gone) :]
+            schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
+            schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
+            self._checkpoint = Checkpoint(
+                keep[0].number, keep[0].start, tuple(schemas.values()), dropped
+            )
+            replace(self.root / "checkpoint.json", self._checkpoint.dumps())
+            self._manifests = keep
+            for table_id, flushes in self._flushes.items():
+                limit = dropped.get(table_id, ZERO_LSN)
+                self._flushes[table_id] = [flush for flush in flushes if flush.end > limit]
+        for manifest in gone:
+            self._manifest_path(manifest.number).unlink(missing_ok=True)
+        for _, segment in doomed:
+            (self.root / segment.path).unlink(missing_ok=True)
+        return sum(segment.bytes for _, segment in doomed)
+
+    def _dropped(self, table_id: TableId) -> Lsn:
+        return self._checkpoint.dropped.get(table_id, ZERO_LSN)
+
+    def _removable(self, dropped: Mapping[TableId, Lsn], horizon: datetime) -> list[Manifest]:
+        """The oldest manifests all of whose segments are gone; never the last one."""
+        removable: list[Manifest] = []
+        for manifest in self._manifests[:-1]:
+            if manifest.created_at > horizon or any(
+                dropped.get(segment.table_id, ZERO_LSN) < manifest.end
+                for segment in manifest.segments
+            ):
+                break
+            removable.append(manifest)
+        return removable
+
+    # Reading.
+
+    def _next_number(self) -> int:
+        return self._manifests[-1].number + 1 if self._manifests else self._checkpoint.first_number
+
+    def _manifest_path(self, number: int) -> Path:
+        return self.manifests_directory / f"{number:010d}.json"
+
+    def _read(self, number: int) -> Manifest | None:
+        try:
+            text = self._manifest_path(number).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return Manifest.loads(text)
+
+    def _load_checkpoint(self) -> None:
+        try:
+            text = (self.root / "checkpoint.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        self._checkpoint = Checkpoint.loads(text)
+        for schema in self._checkpoint.schemas:
+            self._schemas.setdefault(schema.id, {})[schema.version] = schema
+
+    def _take(self, manifest: Manifest) -> None:
+        self._manifests.append(manifest)
+        for schema in manifest.schemas:
+            self._schemas.setdefault(schema.id, {})[schema.version] = schema
+        by_table: dict[TableId, list[SegmentRef]] = {}
+        for segment in manifest.segments:
+            if manifest.end > self._dropped(segment.table_id):
+                by_table.setdefault(segment.table_id, []).append(segment)
+        for table_id, segments in by_table.items():
+            flush = TableFlush(manifest.end, manifest.last_commit_at, tuple(segments))
+            self._flushes.setdefault(table_id, []).append(flush)
+
+
+class JournalWriter(Journal):
+    """The one process that appends. Hold it only under the receiver's lock.
+
+    `refresh` it once at start. After the first `append` it knows only the
+    journal's end; read through a `Journal` of your own.
+    """
+
+    def owner(self) -> JournalOwner | None:
+        """Whose journal this is; None when it is new."""
+        try:
+            data: dict[str, Any] = json.loads((self.root / "journal.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return JournalOwner(data["slot"], data["system_identifier"], data["database"])
+
+    def claim(self, owner: JournalOwner) -> None:
+        """Make a new journal for `owner`. Written before the slot is created, so
+        that a slot without a manifest is known to be ours after a crash."""
+        self.manifests_directory.mkdir(parents=True, exist_ok=True)
+        self.segments_directory.mkdir(exist_ok=True)
+        create_exclusively(self.root / "journal.json", json.dumps({"format": 1, **owner.to_json()}))
+
+    def segment_path(self, table_id: TableId, name: str) -> Path:
+        directory = self.segments_directory / str(table_id.oid)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            sync_directory(self.segments_directory)
+        return directory / name
+
+    def append(
+        self,
+        end: Lsn,
+        *,
+        start: Lsn | None = None,
+        last_commit_at: datetime | None = None,
+        schemas: tuple[TableSchema, ...] = (),
+        segments: tuple[SegmentRef, ...] = (),
+    ) -> Manifest:
+        """Make a flush exist. `start` is given for the first one only.
+
+        The segments must be durable already. If the number is taken, another
+        receiver is alive, and this one must stop.
+        """
+        with self._lock:
+            manifest = Manifest(
+                self._next_number(),
+                self.end if start is None else start,
+                end,
+                now(),
+                last_commit_at,
+                schemas,
+                segments,
+            )
+            try:
+                create_exclusively(self._manifest_path(manifest.number), manifest.dumps())
+            except FileExistsError:
+                raise PenstockError(
+                    ErrorKind.JOURNAL,
+                    f"manifest {manifest.number} of {self.root} was written by somebody else",
+                    hint="another receiver fills this journal; stop one of the two",
+                ) from None
+            # The index is for readers; a writer that lives for months keeps only the end.
+            self._manifests = [manifest]
+            return manifest
+
+    def remove_litter(self) -> int:
+        """Remove what no manifest names: drafts and segments of flushes that never existed."""
+        with self._lock:
+            named = {segment.path for manifest in self._manifests for segment in manifest.segments}
+            dropped = self._checkpoint.first_number
+        removed = 0
+        for path in self.segments_directory.glob("*/*"):
+            if str(path.relative_to(self.root)) not in named:
+                path.unlink(missing_ok=True)
+                removed += 1
+        for path in self.manifests_directory.iterdir():
+            stale = path.suffix == ".json" and int(path.stem) < dropped
+            if stale or path.name.startswith("."):
+                path.unlink(missing_ok=True)
+                removed += 1
+        return removed
+
+    def disk_usage(self) -> int:
+        """What the segment files take now, also those that others retire meanwhile."""
+        total = 0
+        with os.scandir(self.segments_directory) as tables:
+            for table in tables:
+                with os.scandir(table.path) as segments:
+                    for segment in segments:
+                        try:
+                            total += segment.stat().st_size
+                        except FileNotFoundError:
+                            continue
+        return total

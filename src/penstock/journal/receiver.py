@@ -1,0 +1,200 @@
+"""The process that fills the journal.
+
+Two threads. One reads frames from the replication connection and answers the
+server; it never waits for a disk. The other decodes buffers and flushes (see
+`Scribe`). They meet in a short queue of buffers: when it is full, reading stops,
+Postgres waits, and the server still hears from us in time.
+
+A receiver keeps no state beside the journal. Whatever it loses (a connection, its
+life) it goes on from the journal's end, and Postgres sends again what the
+journal does not have.
+
+Run as a program it is a child of the pipeline: its configuration comes as one
+line of JSON on standard input, which stays open; when that closes the parent is
+gone, and the receiver stops. Events go to standard output, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.config import PipelineConfig
+from penstock.errors import ErrorKind, PenstockError
+from penstock.failpoints import failpoint
+from penstock.journal.journal import JournalWriter
+from penstock.journal.lock import ReceiverLock
+from penstock.journal.relations import RelationCatalog
+from penstock.journal.scribe import Scribe, warm_up
+from penstock.journal.source import prepare_source, sender_timeout
+from penstock.postgres.connection import Session, connect
+from penstock.postgres.replication import ReplicationStream
+from penstock.schema import Lsn
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[dict[str, Any]], None]
+
+_QUIET_S = 0.01
+"""A stream that is quiet for so long hands over what it has."""
+_HAND_OVER_S = 0.1
+"""A stream that never is quiet hands over at this interval."""
+_IDLE_WAIT_S = 0.1
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+
+
+def _silent(event: dict[str, Any]) -> None:
+    """Nobody listens."""
+
+
+class Receiver:
+    """Drains a slot into a journal until it is told to stop."""
+
+    def __init__(self, config: PipelineConfig, report: Report = _silent) -> None:
+        self._config = config
+        self._report = report
+
+    def run(self, stop: threading.Event) -> None:
+        """Receive until `stop` is set; trouble that passes is waited out, other trouble raised."""
+        warm_up()
+        with ReceiverLock(self._config.journal_path, stop):
+            delay = _FIRST_DELAY_S
+            while not stop.is_set():
+                started = time.monotonic()
+                try:
+                    self._stream(stop)
+                except PenstockError as error:
+                    if not error.kind.retryable:
+                        raise
+                    if time.monotonic() - started > _LONGEST_DELAY_S:
+                        delay = _FIRST_DELAY_S
+                    logger.warning("connection lost", extra={"reason": str(error)})
+                    self._report({"event": "reconnecting", "reason": str(error)})
+                    stop.wait(delay * random.uniform(0.7, 1.0))
+                    delay = min(2 * delay, _LONGEST_DELAY_S)
+
+    def _stream(self, stop: threading.Event) -> None:
+        """One connection's life."""
+        config = self._config
+        journal = JournalWriter(config.journal_path)
+        catalog = connect(config.pg_connection, f"{config.id}_catalog")
+        try:
+            stream = ReplicationStream(config.pg_connection, f"{config.id}_receiver")
+            try:
+                prepare_source(config, journal, catalog, stream)
+                self._receive(journal, catalog, stream, stop)
+            finally:
+                stream.close()
+        finally:
+            catalog.close()
+
+    def _receive(
+        self,
+        journal: JournalWriter,
+        catalog: Session,
+        stream: ReplicationStream,
+        stop: threading.Event,
+    ) -> None:
+        config = self._config
+        stream.start(
+            config.slot_name, config.publication_name, journal.end, sender_timeout(catalog)
+        )
+        logger.info("streaming", extra={"position": str(journal.end)})
+        self._report({"event": "streaming", "position": str(journal.end)})
+        scribe = Scribe(config, journal, RelationCatalog(catalog, config).describe)
+        try:
+            _Loop(stream, scribe, self._report).run(stop)
+        finally:
+            # What was received whole is worth keeping, whatever ended the loop.
+            scribe.close()
+        stream.acknowledge(scribe.durable)
+
+
+class _Loop:
+    """Moves buffers from the stream to the scribe, and positions back."""
+
+    def __init__(self, stream: ReplicationStream, scribe: Scribe, report: Report) -> None:
+        self._stream = stream
+        self._scribe = scribe
+        self._report = report
+        self._acknowledged = Lsn(0)
+
+    def run(self, stop: threading.Event) -> None:
+        stream, scribe = self._stream, self._scribe
+        frames = scribe.fresh_buffer(_IDLE_WAIT_S)
+        since = 0.0
+        paused = False
+        while not stop.is_set():
+            scribe.check()
+            self._acknowledge()
+            stream.tick()
+            if scribe.paused != paused:
+                paused = scribe.paused
+                self._report({"event": "paused" if paused else "resumed"})
+            if frames is None or paused:
+                if frames is None:
+                    frames = scribe.fresh_buffer(_IDLE_WAIT_S)
+                else:
+                    stop.wait(_IDLE_WAIT_S)
+                continue
+            before = len(frames)
+            stream.read(frames, _QUIET_S if before else _IDLE_WAIT_S)
+            now = time.monotonic()
+            if before == 0:
+                since = now
+            quiet = len(frames) == before
+            if frames.full or (len(frames) and (quiet or now - since >= _HAND_OVER_S)):
+                scribe.take(frames)
+                frames = scribe.fresh_buffer(0)
+            elif quiet:
+                scribe.idle_at(stream.wal_end)
+        if frames is not None and len(frames):
+            scribe.take(frames)
+
+    def _acknowledge(self) -> None:
+        durable = self._scribe.durable
+        if durable > self._acknowledged:
+            self._stream.acknowledge(durable)
+            self._acknowledged = durable
+            failpoint("acknowledged")
+
+
+def main() -> int:
+    """The receiver as a child process of a pipeline."""
+    stop = threading.Event()
+
+    def report(event: dict[str, Any]) -> None:
+        print(json.dumps(event), flush=True)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    config = PipelineConfig.model_validate_json(sys.stdin.readline())
+
+    def watch_parent() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch_parent, name="parent-watch", daemon=True).start()
+    try:
+        Receiver(config, report).run(stop)
+    except PenstockError as error:
+        report({"event": "error", "kind": error.kind, "message": error.message, "hint": error.hint})
+        return 1
+    except Exception as error:
+        logger.exception("receiver failed")
+        report({"event": "error", "kind": ErrorKind.INTERNAL, "message": repr(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

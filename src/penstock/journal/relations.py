@@ -1,0 +1,82 @@
+"""What a Relation message means: names and types by the stream, the rest by the catalog.
+
+The message is what the stream will send from here on; the catalog is what the
+table is *now*, possibly many changes later. So the message decides which columns
+there are and of which type, and the catalog adds what the message does not say
+(column numbers, nullability, the order of the key) where the two still agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.config import PipelineConfig
+from penstock.postgres.catalog import table_schema, type_lookup
+from penstock.postgres.connection import Session
+from penstock.postgres.pgoutput import RelationColumn, RelationMessage
+from penstock.postgres.types import override, resolve
+from penstock.schema import ColumnSchema, ReplicaIdentity, TableId, TableName, TableSchema
+
+
+class RelationCatalog:
+    """Describes relations with the help of a catalog session."""
+
+    def __init__(self, session: Session, config: PipelineConfig) -> None:
+        self._session = session
+        self._column_types = config.column_types
+        self._lookup = type_lookup(session)
+
+    def describe(self, message: RelationMessage) -> TableSchema:
+        name = TableName(message.schema, message.name)
+        identity = ReplicaIdentity(message.identity)
+        current = table_schema(self._session, message.oid, column_types=self._column_types)
+        known = {column.name: column for column in current.columns} if current else {}
+        columns = []
+        for place, sent in enumerate(message.columns):
+            column = known.get(sent.name)
+            if column is None or column.type_oid != sent.type_oid:
+                column = self._derive(name, place, sent)
+            columns.append(column)
+        return TableSchema(
+            TableId(message.oid), name, _with_key(columns, message, identity), identity
+        )
+
+    def _derive(self, table: TableName, place: int, sent: RelationColumn) -> ColumnSchema:
+        """A column that the catalog has no longer. Its number is unknown: negative, by place."""
+        wanted = self._overrides(table).get(sent.name)
+        kind = (
+            override(wanted)
+            if wanted is not None
+            else resolve(sent.type_oid, sent.type_modifier, self._lookup)
+        )
+        return ColumnSchema(sent.name, -1 - place, kind, sent.type_oid, sent.type_modifier)
+
+    def _overrides(self, table: TableName) -> Mapping[str, str]:
+        return self._column_types.get(str(table), {})
+
+
+def _with_key(
+    columns: list[ColumnSchema], message: RelationMessage, identity: ReplicaIdentity
+) -> tuple[ColumnSchema, ...]:
+    """The key as the stream has it, in the catalog's order where that has the same columns.
+
+    Under FULL every column is flagged, and the catalog's primary key counts.
+    """
+    flagged = {column.name for column in message.columns if column.key}
+    cataloged = {column.name for column in columns if column.key_position is not None}
+    if identity is ReplicaIdentity.FULL or flagged == cataloged:
+        return tuple(columns)
+    order = [column.name for column in columns if column.name in flagged]
+    return tuple(
+        ColumnSchema(
+            column.name,
+            column.number,
+            column.type,
+            column.type_oid,
+            column.type_modifier,
+            column.type_name,
+            column.nullable,
+            order.index(column.name) if column.name in flagged else None,
+        )
+        for column in columns
+    )

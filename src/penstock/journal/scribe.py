@@ -1,0 +1,164 @@
+"""The thread that writes the journal.
+
+It takes buffers of frames, decodes them, and flushes when enough has gathered or
+has waited long enough. A trickle is flushed quickly (a fifth of `max_fill_ms`), a
+flood in large pieces. `durable` is the position up to which the journal holds
+everything; the receiving thread acknowledges it.
+
+While the source is idle its WAL moves on; now and then an empty flush records the
+position, so that the slot does not hold on to WAL that has nothing for us.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+from penstock.config import MIB, PipelineConfig
+from penstock.journal.decoder import ChangeDecoder, Describe
+from penstock.journal.flush import FlushBuilder
+from penstock.journal.journal import JournalWriter
+from penstock.postgres import pgoutput, values
+from penstock.postgres.replication import FrameBuffer
+from penstock.schema import Lsn
+
+_BUFFER_BYTES = 16 * MIB
+_BUFFERS = 3
+_TRICKLE_BYTES = MIB
+_TRICKLE_SHARE = 0.2
+_IDLE_FLUSH_S = 10.0
+_USAGE_CHECK_S = 1.0
+_RESUME_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    position: Lsn
+
+
+class Scribe:
+    """Decodes and flushes in a thread of its own, from construction to `close`."""
+
+    def __init__(self, config: PipelineConfig, journal: JournalWriter, describe: Describe) -> None:
+        self._journal = journal
+        self._batch = config.batch
+        self._max_bytes = config.journal.max_bytes
+        self._decoder = ChangeDecoder(journal.latest_schemas(), describe)
+        self._builder = FlushBuilder(journal, self._batch.max_bytes)
+        self._work: queue.SimpleQueue[FrameBuffer | _Idle | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[FrameBuffer] = queue.SimpleQueue()
+        for _ in range(_BUFFERS):
+            self._free.put(FrameBuffer(_BUFFER_BYTES))
+        self._error: BaseException | None = None
+        self._in_transaction = False
+        self._last_flush = time.monotonic()
+        self._next_usage_check = 0.0
+        self.durable = journal.end
+        self.paused = False
+        self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
+        self._thread.start()
+
+    # For the receiving thread.
+
+    def fresh_buffer(self, wait: float) -> FrameBuffer | None:
+        """An empty buffer, or None when all are still being worked on."""
+        try:
+            return self._free.get(timeout=wait) if wait else self._free.get_nowait()
+        except queue.Empty:
+            return None
+
+    def take(self, frames: FrameBuffer) -> None:
+        self._work.put(frames)
+
+    def idle_at(self, position: Lsn) -> None:
+        """Nothing has come for a moment, and everything before `position` has been sent."""
+        if position > self.durable and self._idle_flush_due():
+            self._work.put(_Idle(position))
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Flush what is whole, and end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    # In the thread.
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                if isinstance(item, FrameBuffer):
+                    self._decode(item)
+                elif not self._in_transaction and self._builder.empty:
+                    self._builder.move_to(item.position)
+                self._flush_if_due()
+                self._watch_usage()
+            if not self._builder.empty:
+                self._flush()
+        except BaseException as error:
+            self._error = error
+
+    def _next(self) -> FrameBuffer | _Idle | None:
+        while True:
+            try:
+                return self._work.get(timeout=self._patience())
+            except queue.Empty:
+                self._flush_if_due()
+                self._watch_usage()
+
+    def _decode(self, frames: FrameBuffer) -> None:
+        decoded = self._decoder.decode(frames)
+        self._builder.add(decoded)
+        self._in_transaction = decoded.in_transaction
+        frames.clear()
+        self._free.put(frames)
+
+    def _patience(self) -> float:
+        """How long nothing needs to be done."""
+        if self._builder.empty:
+            return _USAGE_CHECK_S
+        return max(0.001, self._linger() - self._builder.age)
+
+    def _linger(self) -> float:
+        fill = self._batch.max_fill_ms / 1000
+        return fill * _TRICKLE_SHARE if self._builder.bytes < _TRICKLE_BYTES else fill
+
+    def _idle_flush_due(self) -> bool:
+        return time.monotonic() - self._last_flush >= _IDLE_FLUSH_S
+
+    def _flush_if_due(self) -> None:
+        builder = self._builder
+        if builder.empty:
+            due = builder.end > self.durable and self._idle_flush_due()
+        else:
+            due = builder.bytes >= self._batch.max_bytes or builder.age >= self._linger()
+        if due:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.durable = self._builder.flush(self._decoder.new_schemas)
+        self._last_flush = time.monotonic()
+
+    def _watch_usage(self) -> None:
+        """Pause receiving while the journal is too large.
+
+        Only what manifests name counts: a single transaction larger than the
+        limit must be allowed to reach its commit, or nothing would ever go.
+        """
+        now = time.monotonic()
+        if now < self._next_usage_check:
+            return
+        self._next_usage_check = now + _USAGE_CHECK_S
+        used = self._journal.disk_usage() - self._builder.spilled_bytes
+        self.paused = used >= self._max_bytes * (_RESUME_SHARE if self.paused else 1.0)
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from their cache, before the stream starts."""
+    values.warm_up()
+    pgoutput.warm_up()

@@ -1,0 +1,357 @@
+"""pgoutput messages to columns.
+
+A logical replication stream is a sequence of messages: Begin, then Insert,
+Update, Delete and Truncate, then Commit, transaction after transaction, with a
+Relation message before the first change of a table (and again after the table
+changed). Nothing here looks at one message at a time in Python: messages are
+gathered in one buffer, and kernels walk the buffer.
+
+`index_messages` walks it once and writes one entry per change: which table, which
+operation, which transaction, where its tuples begin. It carries the open
+transaction from buffer to buffer in a small `state` array, and stops only at a
+Relation message, which is rare and is read in Python. `locate_values` then walks
+the tuples of one table's changes and notes where each column's text begins and how
+long it is; `penstock.postgres.values` turns those slices into typed columns.
+
+What always holds between the two: entries are in stream order; `commit_lsn` never
+decreases; the entries behind `closed` belong to the one transaction that is
+still open at the end of the buffer. Begin carries the commit position, so those
+entries are already complete and can be written down before their commit arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+HEADER = 25
+"""The bytes before a pgoutput message in an XLogData frame: tag, start, end, clock."""
+
+# Operation codes, in the order of OPERATIONS.
+INSERT, UPDATE, DELETE, TRUNCATE = 0, 1, 2, 3
+OPERATIONS = ("i", "u", "d", "t")
+
+# What an old tuple is.
+OLD_ABSENT, OLD_KEY, OLD_FULL = 0, 1, 2
+
+# Lengths that are not lengths.
+NULL, UNCHANGED = -1, -2
+
+# Places in the state array.
+OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, CLOSED_END, CLOSED_TS = range(7)
+
+POSTGRES_EPOCH_US = 946_684_800_000_000
+
+# Why `index_messages` stopped.
+AT_END, AT_RELATION, NO_ROOM, UNKNOWN_TABLE, UNKNOWN_MESSAGE = 0, 1, 2, -2, -3
+
+# Tags of messages, tuples and values.
+_BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE = (ord(tag) for tag in "BCRYOM")
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(tag) for tag in "IUDT")
+_KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = (ord(tag) for tag in "KON")
+_TEXT, _NULL = (ord(tag) for tag in "tn")
+
+
+def new_state() -> Ints:
+    """The state before the first message: no transaction open, nothing closed."""
+    return np.zeros(7, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeIndex:
+    """Entries of the changes in a buffer, and how many of them are in closed transactions."""
+
+    slot: Ints
+    operation: npt.NDArray[np.int8]
+    old: npt.NDArray[np.int8]
+    tuples: Ints
+    commit_lsn: Ints
+    commit_ts: Ints
+    xid: Ints
+    ordinal: Ints
+
+    @classmethod
+    def empty(cls, size: int) -> ChangeIndex:
+        def ints() -> Ints:
+            return np.empty(size, dtype=np.int64)
+
+        def bytes_() -> npt.NDArray[np.int8]:
+            return np.empty(size, dtype=np.int8)
+
+        return cls(ints(), bytes_(), bytes_(), ints(), ints(), ints(), ints(), ints())
+
+    def arrays(self) -> tuple[Any, ...]:
+        return (
+            self.slot,
+            self.operation,
+            self.old,
+            self.tuples,
+            self.commit_lsn,
+            self.commit_ts,
+            self.xid,
+            self.ordinal,
+        )
+
+    def take(self, rows: Ints | slice) -> ChangeIndex:
+        return ChangeIndex(*(array[rows] for array in self.arrays()))
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    name: str
+    type_oid: int
+    type_modifier: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMessage:
+    """What Postgres says of a table before its first change."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSlices:
+    """Where each column's text is: `[column, row]` starts and lengths into the buffer."""
+
+    starts: Ints
+    lengths: npt.NDArray[np.int32]
+
+
+def parse_relation(message: bytes) -> RelationMessage:
+    """A Relation message, from its tag on."""
+    oid = int.from_bytes(message[1:5], "big")
+    schema, rest = _text(message[5:])
+    name, rest = _text(rest)
+    identity = chr(rest[0])
+    count = int.from_bytes(rest[1:3], "big")
+    rest = rest[3:]
+    columns = []
+    for _ in range(count):
+        key = bool(rest[0] & 1)
+        column, rest = _text(rest[1:])
+        type_oid = int.from_bytes(rest[0:4], "big")
+        modifier = int.from_bytes(rest[4:8], "big", signed=True)
+        columns.append(RelationColumn(column, type_oid, modifier, key))
+        rest = rest[8:]
+    return RelationMessage(oid, schema or "pg_catalog", name, identity, tuple(columns))
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    text, _, rest = data.partition(b"\0")
+    return text.decode(), rest
+
+
+@nb.njit(nogil=True, cache=True, inline="always")
+def _be(buffer: Bytes, at: int, size: int) -> int:
+    value = np.int64(0)
+    for i in range(size):
+        value = (value << np.int64(8)) | np.int64(buffer[at + i])
+    return value
+
+
+@nb.njit(nogil=True, cache=True)
+def index_messages(
+    buffer,
+    offsets,
+    first,
+    used,
+    state,
+    relation_oids,
+    relation_slots,
+    slot,
+    operation,
+    old,
+    tuples,
+    commit_lsn,
+    commit_ts,
+    xid,
+    ordinal,
+):  # type: ignore[no-untyped-def]
+    """Index messages `first`… of a buffer, whose frames begin at `offsets`.
+
+    `used` entries are there already. Returns (message it stopped at, entries,
+    entries in closed transactions or -1 when none was closed, why it stopped).
+    """
+    count = offsets.shape[0] - 1
+    row = used
+    closed = -1
+    last_oid = np.int64(-1)
+    last_slot = np.int64(-1)
+    capacity = slot.shape[0]
+    for i in range(first, count):
+        at = offsets[i] + HEADER
+        kind = buffer[at]
+        if kind in (_INSERT, _UPDATE, _DELETE):
+            oid = _be(buffer, at + 1, 4)
+            if oid != last_oid:
+                last_slot = np.int64(-1)
+                for k in range(relation_oids.shape[0]):
+                    if relation_oids[k] == oid:
+                        last_slot = relation_slots[k]
+                        break
+                last_oid = oid
+                if last_slot < 0:
+                    return i, row, closed, UNKNOWN_TABLE
+            slot[row] = last_slot
+            tuples[row] = at + 5
+            commit_lsn[row] = state[COMMIT_LSN]
+            commit_ts[row] = state[COMMIT_TS]
+            xid[row] = state[XID]
+            ordinal[row] = state[ORDINAL]
+            state[ORDINAL] += 1
+            tag = buffer[at + 5]
+            old[row] = OLD_ABSENT
+            if tag == _KEY_TUPLE:
+                old[row] = OLD_KEY
+            elif tag == _OLD_TUPLE:
+                old[row] = OLD_FULL
+            operation[row] = INSERT
+            if kind == _UPDATE:
+                operation[row] = UPDATE
+            elif kind == _DELETE:
+                operation[row] = DELETE
+            row += 1
+        elif kind == _BEGIN:
+            state[OPEN] = 1
+            state[COMMIT_LSN] = _be(buffer, at + 1, 8)
+            state[COMMIT_TS] = _be(buffer, at + 9, 8) + POSTGRES_EPOCH_US
+            state[XID] = _be(buffer, at + 17, 4)
+            state[ORDINAL] = 0
+        elif kind == _COMMIT:
+            state[OPEN] = 0
+            state[CLOSED_END] = _be(buffer, at + 10, 8)
+            state[CLOSED_TS] = _be(buffer, at + 18, 8) + POSTGRES_EPOCH_US
+            closed = row
+        elif kind == _RELATION:
+            return i, row, closed, AT_RELATION
+        elif kind == _TRUNCATE:
+            relations = _be(buffer, at + 1, 4)
+            if row + relations + count - i > capacity:
+                # The entries after this message need their room too.
+                return i, row, closed, NO_ROOM
+            for k in range(relations):
+                oid = _be(buffer, at + 6 + 4 * k, 4)
+                found = np.int64(-1)
+                for j in range(relation_oids.shape[0]):
+                    if relation_oids[j] == oid:
+                        found = relation_slots[j]
+                        break
+                if found < 0:
+                    return i, row, closed, UNKNOWN_TABLE
+                slot[row] = found
+                tuples[row] = -1
+                commit_lsn[row] = state[COMMIT_LSN]
+                commit_ts[row] = state[COMMIT_TS]
+                xid[row] = state[XID]
+                ordinal[row] = state[ORDINAL]
+                state[ORDINAL] += 1
+                old[row] = OLD_ABSENT
+                operation[row] = TRUNCATE
+                row += 1
+        elif kind not in (_TYPE, _ORIGIN, _MESSAGE):
+            return i, row, closed, UNKNOWN_MESSAGE
+    return count, row, closed, AT_END
+
+
+@nb.njit(nogil=True, cache=True)
+def locate_values(
+    buffer, tuples, operation, old, columns, starts, lengths, old_starts, old_lengths
+):  # type: ignore[no-untyped-def]
+    """Note where every value of these changes is; returns (unchanged values, bad row or -1).
+
+    `old_starts` and `old_lengths` may have no columns when no change has an old
+    tuple. A value that was not resent because its TOAST did not change is taken
+    from the old tuple where that has it.
+    """
+    unchanged = 0
+    with_old = old_starts.shape[0] > 0
+    for row in range(tuples.shape[0]):
+        at = tuples[row]
+        if with_old:
+            for c in range(columns):
+                old_lengths[c, row] = NULL
+                old_starts[c, row] = 0
+        if old[row] != OLD_ABSENT:
+            count = _be(buffer, at + 1, 2)
+            if count != columns:
+                return unchanged, row
+            at += 3
+            for c in range(columns):
+                kind = buffer[at]
+                at += 1
+                if kind == _TEXT:
+                    size = _be(buffer, at, 4)
+                    old_starts[c, row] = at + 4
+                    old_lengths[c, row] = size
+                    at += 4 + size
+        if operation[row] >= DELETE:
+            for c in range(columns):
+                starts[c, row] = 0
+                lengths[c, row] = NULL
+            continue
+        if buffer[at] != _NEW_TUPLE:
+            return unchanged, row
+        count = _be(buffer, at + 1, 2)
+        if count != columns:
+            return unchanged, row
+        at += 3
+        for c in range(columns):
+            kind = buffer[at]
+            at += 1
+            if kind == _TEXT:
+                size = _be(buffer, at, 4)
+                starts[c, row] = at + 4
+                lengths[c, row] = size
+                at += 4 + size
+            elif kind == _NULL:
+                starts[c, row] = 0
+                lengths[c, row] = NULL
+            elif old[row] == OLD_FULL and old_lengths[c, row] >= 0:
+                starts[c, row] = old_starts[c, row]
+                lengths[c, row] = old_lengths[c, row]
+            else:
+                starts[c, row] = 0
+                lengths[c, row] = UNCHANGED
+                unchanged += 1
+    return unchanged, -1
+
+
+@nb.njit(nogil=True, cache=True)
+def list_unchanged(lengths, offsets, names):  # type: ignore[no-untyped-def]
+    """Fill list offsets and column numbers of the values that were not resent."""
+    at = 0
+    for row in range(lengths.shape[1]):
+        offsets[row] = at
+        for c in range(lengths.shape[0]):
+            if lengths[c, row] == UNCHANGED:
+                names[at] = c
+                at += 1
+    offsets[lengths.shape[1]] = at
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from their cache."""
+    buffer = np.zeros(64, dtype=np.uint8)
+    buffer[HEADER] = ord("I")
+    nothing = np.zeros(0, dtype=np.int64)
+    index = ChangeIndex.empty(1)
+    index_messages(buffer, np.array([0, 64]), 0, 0, new_state(), nothing, nothing, *index.arrays())
+    starts, lengths = np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int32)
+    none = index.take(slice(0, 0))
+    locate_values(
+        buffer, none.tuples, none.operation, none.old, 1, starts, lengths, starts, lengths
+    )
+    list_unchanged(lengths, np.zeros(1, np.int32), nothing)

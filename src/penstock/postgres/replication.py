@@ -1,0 +1,269 @@
+"""The replication connection: slots, the stream of frames, acknowledgements.
+
+A frame is what libpq's COPY BOTH hands out: XLogData (`w`), which carries one
+pgoutput message, or a keepalive (`k`). `ReplicationStream.read` moves frames from
+libpq into a `FrameBuffer` until that is full or the socket is dry; it is the one
+loop in Penstock that runs once per message in Python, so it does nothing but
+copy bytes. Keepalives are answered on the way, and `tick` sends a status in time
+even while nobody reads.
+
+What is acknowledged is set by `acknowledge`; this module never decides it.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psycopg
+from psycopg import pq
+
+from penstock.config import PgConnection
+from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres.connection import connect, translate
+from penstock.schema import ZERO_LSN, Lsn, quote_identifier
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_XLOG_DATA = ord("w")
+_POSTGRES_EPOCH_S = 946_684_800
+_STATUS = struct.Struct("!cqqqqc")
+_KEEPALIVE = struct.Struct("!cqqc")
+
+
+class FrameBuffer:
+    """Frames one behind the other in one block of memory, with where each one ends."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._block = bytearray(capacity)
+        self.view = memoryview(self._block)
+        self.ends = array("q", [0])
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @property
+    def full(self) -> bool:
+        return self.size >= self.capacity
+
+    def append(self, frame: memoryview) -> None:
+        """Add one frame; a frame larger than the buffer makes it grow."""
+        end = self.size + len(frame)
+        if end > len(self._block):
+            self.view.release()
+            self._block.extend(bytes(max(end - len(self._block), len(self._block) // 4)))
+            self.view = memoryview(self._block)
+        self.view[self.size : end] = frame
+        self.size = end
+        self.ends.append(end)
+
+    def clear(self) -> None:
+        """Make it empty again, and of its first size."""
+        if len(self._block) > 2 * self.capacity:
+            self.view.release()
+            self._block = bytearray(self.capacity)
+            self.view = memoryview(self._block)
+        self.ends = array("q", [0])
+        self.size = 0
+
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes, and the offsets at which frames begin (and the last one ends)."""
+        return (
+            np.frombuffer(self._block, dtype=np.uint8, count=len(self._block)),
+            np.frombuffer(self.ends, dtype=np.int64),
+        )
+
+
+class ReplicationStream:
+    """One replication connection. Not thread-safe: the receiving thread owns it."""
+
+    def __init__(self, connection: PgConnection, purpose: str) -> None:
+        self._connection = connect(connection, purpose, replication=True)
+        self._pgconn = self._connection.pgconn
+        self._acknowledged = ZERO_LSN
+        self._reply_wanted = False
+        self._last_status = 0.0
+        self._status_interval = 10.0
+        self.wal_end = ZERO_LSN
+        """The newest position a keepalive named: everything before it has been sent."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # Commands before streaming.
+
+    def create_slot(self, name: str) -> Lsn:
+        """Create the slot; its consistent point."""
+        result = self._run(
+            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT",
+            f"creating the replication slot {name}",
+        )
+        point = result.get_value(0, 1)
+        if point is None:
+            raise PenstockError(ErrorKind.INTERNAL, "the new slot has no consistent point")
+        return Lsn.parse(point.decode())
+
+    def start(self, slot: str, publication: str, position: Lsn, sender_timeout: float) -> None:
+        """Begin to stream what was committed from `position` on."""
+        name = quote_identifier(publication).replace("'", "''")
+        self._run(
+            f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position}"
+            f" (proto_version '1', publication_names '{name}')",
+            f"streaming from the replication slot {slot}",
+            expected=pq.ExecStatus.COPY_BOTH,
+        )
+        self._acknowledged = position
+        if sender_timeout > 0:
+            self._status_interval = min(10.0, sender_timeout / 3)
+        self._pgconn.nonblocking = 1
+        self._send_status()
+
+    # Streaming.
+
+    def read(self, frames: FrameBuffer, wait: float) -> None:
+        """Move frames into `frames` until it is full or the socket is dry.
+
+        Waits once, up to `wait` seconds, for more to come. Raises when the stream ends.
+        """
+        get = self._pgconn.get_copy_data
+        limit = frames.capacity
+        view = frames.view
+        room = len(view)
+        size = frames.size
+        note_end = frames.ends.append
+        consumed = False
+        while True:
+            length, frame = get(1)
+            if length > 0:
+                if frame[0] != _XLOG_DATA:
+                    self._keepalive(frame)
+                    continue
+                end = size + length
+                if end > room:
+                    frames.size = size
+                    frames.append(frame)
+                    return
+                view[size:end] = frame
+                note_end(end)
+                size = end
+                consumed = False
+                if size >= limit:
+                    frames.size = size
+                    return
+            elif length == 0:
+                frames.size = size
+                if consumed:
+                    if wait <= 0 or not self._wait(wait):
+                        return
+                    wait = 0.0
+                self._consume()
+                consumed = True
+            else:
+                frames.size = size
+                self._finish()
+
+    def acknowledge(self, position: Lsn) -> None:
+        """Say that everything before `position` is durable with us."""
+        if position > self._acknowledged:
+            self._acknowledged = position
+            self._send_status()
+
+    def tick(self) -> None:
+        """Send a status if the server asked for one or is about to lose patience."""
+        if self._reply_wanted or time.monotonic() - self._last_status >= self._status_interval:
+            self._send_status()
+
+    # Details.
+
+    def _keepalive(self, frame: memoryview) -> None:
+        _, end, _, reply = _KEEPALIVE.unpack(frame[: _KEEPALIVE.size])
+        self.wal_end = max(self.wal_end, Lsn(end))
+        if reply != b"\0":
+            self._send_status()
+
+    def _send_status(self) -> None:
+        position = self._acknowledged.value
+        clock = int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
+        status = _STATUS.pack(b"r", position, position, position, clock, b"\0")
+        try:
+            while self._pgconn.put_copy_data(status) == 0:
+                self._flush()
+            self._flush()
+        except psycopg.Error as error:
+            raise translate(error, "acknowledging to Postgres") from error
+        self._reply_wanted = False
+        self._last_status = time.monotonic()
+
+    def _flush(self) -> None:
+        while self._pgconn.flush() == 1:
+            readable, _, _ = select.select([self._pgconn.socket], [self._pgconn.socket], [], 1.0)
+            if readable:
+                self._consume()
+
+    def _wait(self, seconds: float) -> bool:
+        readable, _, _ = select.select([self._pgconn.socket], [], [], seconds)
+        return bool(readable)
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise translate(error, "receiving changes") from error
+
+    def _finish(self) -> None:
+        """The stream ended: say why."""
+        result = self._pgconn.get_result()
+        message = (
+            result.error_message.decode(errors="replace").strip()
+            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR
+            else "the server ended the stream"
+        )
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+        raise self._failure(message, (state or b"").decode(), "receiving changes")
+
+    def _run(
+        self, command: str, doing: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK
+    ) -> pq.abc.PGresult:
+        result = self._pgconn.exec_(command.encode())
+        if result.status != expected:
+            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = result.error_message.decode(errors="replace").strip()
+            raise self._failure(message, state, doing)
+        return result
+
+    def _failure(self, message: str, sqlstate: str, doing: str) -> PenstockError:
+        message = message.removeprefix("ERROR:").removeprefix("FATAL:").strip()
+        kind, hint = _FAILURES.get(sqlstate, (ErrorKind.SOURCE_CONNECTION, None))
+        return PenstockError(kind, f"{doing}: {message}", hint=hint)
+
+
+_FAILURES: dict[str, tuple[ErrorKind, str]] = {
+    "55006": (
+        ErrorKind.SOURCE_CONNECTION,
+        "another process uses the slot; stop it, or give this pipeline an id of its own",
+    ),
+    "42501": (
+        ErrorKind.SOURCE_PRIVILEGE,
+        "grant the right to replicate: ALTER ROLE ... REPLICATION",
+    ),
+    "42704": (
+        ErrorKind.SOURCE_CONFIGURATION,
+        "the publication or the slot is missing; `penstock doctor` shows what to create",
+    ),
+    "42710": (ErrorKind.SOURCE_SLOT, "drop the slot, or use the journal that belongs to it"),
+    "53400": (
+        ErrorKind.SOURCE_CONFIGURATION,
+        "raise max_replication_slots, or drop a slot that nobody uses",
+    ),
+    "55000": (
+        ErrorKind.SOURCE_SLOT,
+        "the slot is lost or the server is not set up for it; `penstock doctor` says more",
+    ),
+}
