@@ -119,6 +119,13 @@ def test_stop_leaves_neither_processes_nor_the_socket_directory(tmp_path: Path) 
         assert again.connect().execute("SELECT 1").fetchone() == (1,)
 
 
+def test_a_private_directory_will_do(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    with EmbeddedPostgres(private) as server:
+        assert server.connect().execute("SELECT 1").fetchone() == (1,)
+
+
 def test_it_listens_on_tcp_when_asked(tmp_path: Path) -> None:
     with (
         EmbeddedPostgres(tmp_path / "server", version=16, listen_tcp=True) as server,

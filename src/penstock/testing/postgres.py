@@ -267,7 +267,7 @@ class EmbeddedPostgres:
         self.directory.mkdir(parents=True, exist_ok=True)
         user = self._installation.user
         if user is not None:
-            _open_path_to(self.directory)
+            _open_path_to(self.data)
             self._installation.make_readable()
         if self._socket_directory is None:
             # A socket's path has room for about 100 bytes, less than the data
