@@ -119,6 +119,20 @@ def test_stop_leaves_neither_processes_nor_the_socket_directory(tmp_path: Path) 
         assert again.connect().execute("SELECT 1").fetchone() == (1,)
 
 
+def test_a_start_removes_socket_directories_of_killed_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    abandoned, in_use, young = (tmp_path / f"penstock-pg-{i}" for i in range(3))
+    for directory in (abandoned, in_use, young):
+        directory.mkdir()
+    (in_use / ".s.PGSQL.5432").touch()
+    for directory in (abandoned, in_use):
+        os.utime(directory, (0, 0))
+    with EmbeddedPostgres(tmp_path / "server"):
+        assert [each.exists() for each in (abandoned, in_use, young)] == [False, True, True]
+
+
 def test_a_private_directory_will_do(tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.mkdir(mode=0o700)

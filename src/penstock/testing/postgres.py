@@ -72,6 +72,8 @@ _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
 }
 _SYSTEM_USER = "pgserver"
 _SOCKET_PORT = 5432
+_SOCKET_PREFIX = "penstock-pg-"
+_ABANDONED_SECONDS = 600.0
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 
@@ -272,7 +274,8 @@ class EmbeddedPostgres:
         if self._socket_directory is None:
             # A socket's path has room for about 100 bytes, less than the data
             # directory of a test may need, so it lives in a directory of its own.
-            self._socket_directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+            _remove_abandoned_socket_directories()
+            self._socket_directory = Path(tempfile.mkdtemp(prefix=_SOCKET_PREFIX))
             if user is not None:
                 _open_path_to(self._socket_directory)
                 os.chown(self._socket_directory, user.uid, user.gid)
@@ -501,6 +504,15 @@ def _open_path_to(path: Path) -> None:
         mode = directory.stat().st_mode
         if not mode & stat.S_IXOTH:
             directory.chmod(mode | stat.S_IXOTH)
+
+
+def _remove_abandoned_socket_directories() -> None:
+    """Remove what the servers of killed owners left: directories without a socket."""
+    before = time.time() - _ABANDONED_SECONDS  # a younger one may be about to get its socket
+    for directory in Path(tempfile.gettempdir()).glob(f"{_SOCKET_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if directory.stat().st_mtime < before:
+                directory.rmdir()  # which refuses one that is in use
 
 
 def _free_port() -> int:
