@@ -1,0 +1,277 @@
+"""Build a Spark session that suits Penstock, or make an existing one fit.
+
+Two things here are not obvious. Spark's jars for Delta arrive through
+`spark.jars.packages`, which talks a lot: what the JVM writes to its standard
+error goes through a pipe of ours, is kept back while Spark starts, and is shown
+only if starting fails, as one error with a remedy. And Spark ships those jars
+to every Python task as if they were Python packages, whose directories each
+task then reads again; `prepare_session` takes them off that list (DESIGN,
+"Python tasks start slowly").
+
+Everything set here is a default: a value in `config` wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ErrorKind, PenstockError
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+DELTA_PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
+MINIMUM_JAVA = 17
+
+# What Delta asks for and Spark brings itself, in the versions it wants: 12 MB
+# to fetch remain of 87.
+_BROUGHT_BY_SPARK = (
+    "com.fasterxml.jackson.core:*",
+    "com.fasterxml.jackson.datatype:*",
+    "com.github.luben:*",
+    "com.google.code.findbugs:*",
+    "commons-logging:*",
+    "commons-pool:*",
+    "io.airlift:*",
+    "io.unitycatalog:*",
+    "javax.annotation:*",
+    "org.apache.hadoop:*",
+    "org.apache.logging.log4j:*",
+    "org.apache.parquet:*",
+    "org.locationtech.jts:*",
+    "org.roaringbitmap:*",
+    "org.scala-lang:*",
+    "org.slf4j:*",
+    "org.xerial.snappy:*",
+)
+
+# Lines that every healthy session writes and nobody needs.
+_NOISE = re.compile(
+    rb"WARNING: Using incubator modules|Using Spark's default log4j profile"
+    rb"|Setting default log level to|Setting Spark log level to|To adjust logging level use"
+)
+
+
+def build_session(
+    app_name: str = "penstock",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+    adopt: bool = False,
+) -> SparkSession:
+    """A Spark session with Delta, ready for Penstock's jobs.
+
+    `master` is `local[*]` unless said otherwise. `config` is handed to Spark and
+    wins over every default. A context that runs in this process already is
+    taken over only with `adopt`; without it, that is an error, since its
+    settings could no longer be changed.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        if not adopt:
+            raise PenstockError(
+                ErrorKind.CONFIG,
+                "a Spark session is already running in this process",
+                hint="hand it to Penstock (spark=...), or stop it first",
+            )
+        return prepare_session(SparkSession.builder.getOrCreate())
+    given = dict(config or {})
+    master = given.pop("spark.master", None) or master or "local[*]"
+    settings = default_settings(master) | given
+    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name)
+    conf.setAll(list(settings.items()))
+    check_java()
+    with _python_of_this_process(master):
+        if SparkContext._gateway is None:
+            _launch(conf)
+        builder = SparkSession.builder.master(master).appName(app_name)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+    return prepare_session(session)
+
+
+def prepare_session(session: SparkSession) -> SparkSession:
+    """Make Python tasks of a session start quickly; harmless to repeat."""
+    context = session.sparkContext
+    includes = context._python_includes
+    if includes:
+        context._python_includes = [name for name in includes if not name.endswith(".jar")]
+    return session
+
+
+def default_settings(master: str) -> dict[str, str]:
+    """What a session of ours is set to, for a master."""
+    local = master.startswith("local")
+    settings = {
+        "spark.jars.packages": DELTA_PACKAGE,
+        "spark.jars.excludes": ",".join(_BROUGHT_BY_SPARK),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.driver.memory": "2g",
+        # Several tables are worked on at once, from threads; none may wait for
+        # another's long job.
+        "spark.scheduler.mode": "FAIR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.python.daemon.module": "penstock.spark.worker_daemon",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.parquet.compression.codec": "zstd",
+    }
+    if local:
+        settings |= {
+            "spark.sql.shuffle.partitions": str(_cores(master)),
+            # The machine's own name may resolve to an address that a VPN or a
+            # firewall makes unreachable.
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+    return settings
+
+
+def check_java() -> None:
+    """Refuse a missing or too old Java before Spark prints a trace about it."""
+    java = _find_java()
+    if java is None:
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            "no Java found, and Spark needs one",
+            hint=f"install a JDK, version {MINIMUM_JAVA} or later, and put `java` on the PATH "
+            "or set JAVA_HOME to it",
+        )
+    version = _java_version(java)
+    if version is not None and version < MINIMUM_JAVA:
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            f"{java} is Java {version}, and Spark needs {MINIMUM_JAVA} or later",
+            hint=f"install JDK {MINIMUM_JAVA} or later and set JAVA_HOME to it",
+        )
+
+
+def _find_java() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        # Spark's scripts take JAVA_HOME without a look at the PATH.
+        java = Path(home) / "bin" / "java"
+        return java if os.access(java, os.X_OK) else None
+    found = shutil.which("java")
+    return Path(found) if found else None
+
+
+def _java_version(java: Path) -> int | None:
+    """The major version; from the file beside it where there is one, to save starting it."""
+    release = java.resolve().parent.parent / "release"
+    try:
+        text = release.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r'^JAVA_VERSION="?(?:1\.)?(\d+)', text, re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        try:
+            run = subprocess.run(
+                [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
+    return int(found[1]) if found else None
+
+
+def _cores(master: str) -> int:
+    found = re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", master)
+    if found:
+        return int(found[1])
+    return 1 if master == "local" else os.cpu_count() or 1
+
+
+@contextmanager
+def _python_of_this_process(master: str) -> Iterator[None]:
+    """Let local tasks run this interpreter, also where its environment is not activated."""
+    if not master.startswith("local") or "PYSPARK_PYTHON" in os.environ:
+        yield
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    try:
+        yield
+    finally:
+        del os.environ["PYSPARK_PYTHON"]
+
+
+class _JvmStderr:
+    """The JVM's standard error: kept back while Spark starts, passed on afterwards."""
+
+    def __init__(self) -> None:
+        self._held: deque[bytes] | None = deque(maxlen=200)
+        readable, self.fd = os.pipe()
+        threading.Thread(
+            target=self._pump, args=(readable,), name="spark-stderr", daemon=True
+        ).start()
+
+    def release(self) -> list[str]:
+        """Pass on from now on; what was kept back is the answer."""
+        held, self._held = self._held, None
+        return [line.decode(errors="replace").rstrip() for line in held or ()]
+
+    def _pump(self, readable: int) -> None:
+        with os.fdopen(readable, "rb") as lines:
+            for line in lines:
+                held = self._held
+                if held is not None:
+                    held.append(line)
+                elif not _NOISE.search(line):
+                    os.write(2, line)
+
+
+def _launch(conf: SparkConf) -> None:
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    launch: Any = launch_gateway
+    stderr = _JvmStderr()
+    try:
+        gateway = launch(conf=conf, popen_kwargs={"stderr": stderr.fd})
+    except PySparkRuntimeError:
+        raise _start_failure(stderr.release()) from None
+    finally:
+        os.close(stderr.fd)
+    stderr.release()
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _start_failure(output: list[str]) -> PenstockError:
+    text = "\n".join(output)
+    missing = re.findall(r":: ([\w.\-]+#[\w.\-]+;[\w.\-]+): not found", text)
+    if missing or "unresolved dependenc" in text.lower():
+        what = ", ".join(sorted(set(missing))) or "a package"
+        return PenstockError(
+            ErrorKind.CONFIG,
+            f"Spark could not fetch {what}",
+            hint="it comes from Maven Central at the first start: let this machine reach it, "
+            "name a mirror in spark.jars.repositories, or name local files in spark.jars and "
+            'set spark.jars.packages to ""',
+        )
+    telling = [line for line in output if re.search(r"rror|xception", line)] or output[-1:]
+    reason = telling[0].strip() if telling else "its process ended without a word"
+    return PenstockError(
+        ErrorKind.CONFIG,
+        f"Spark could not be started: {reason}",
+        hint="look at Java (17 or later), at the memory asked for (spark.driver.memory) and at "
+        "the settings handed to Spark",
+    )
