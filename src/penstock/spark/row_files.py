@@ -1,0 +1,130 @@
+"""Parquet files of copied rows: of a healthy size, durable, and whole once named.
+
+Files grow in a directory for drafts and get their name in another one of the
+same file system when they are complete and on disk. A destination may take them
+over as they are, so they are written the way Spark itself would: timestamps in
+microseconds, small decimals as integers, statistics for every column, and a
+codec that every reader knows.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.config import MIB
+
+_ROW_GROUP_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A complete file; `name` is relative to the directory it was written for."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class RowFileWriter:
+    """Writes batches to one file after another, none much larger than `max_file_bytes`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        drafts: Path,
+        prefix: str,
+        schema: pa.Schema,
+        *,
+        compression: str,
+        max_file_bytes: int,
+    ) -> None:
+        self.files: list[RowFile] = []
+        self._directory = directory
+        self._drafts = drafts
+        self._prefix = prefix
+        self._schema = schema
+        self._compression = compression
+        self._max_file_bytes = max_file_bytes
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        self._draft: _Draft | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take a batch; it is in a file at the latest after `close`."""
+        self._gathered.append(batch)
+        self._gathered_bytes += batch.nbytes
+        if self._gathered_bytes >= _ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def close(self) -> None:
+        """Complete the last file."""
+        self._write_row_group()
+        self._complete()
+
+    def _write_row_group(self) -> None:
+        if not self._gathered:
+            return
+        if self._draft is None:
+            self._draft = self._open()
+        self._draft.write(pa.Table.from_batches(self._gathered))
+        self._gathered, self._gathered_bytes = [], 0
+        if self._draft.size >= self._max_file_bytes:
+            self._complete()
+
+    def _open(self) -> _Draft:
+        name = f"{self._prefix}-{len(self.files):05d}.parquet"
+        return _Draft(self._drafts / name, self._schema, self._compression)
+
+    def _complete(self) -> None:
+        if self._draft is None:
+            return
+        file = self._draft.complete(self._directory)
+        self._draft = None
+        self.files.append(file)
+
+
+class _Draft:
+    """A file that is not complete yet."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
+        self._path = path
+        self._rows = 0
+        self._file = path.open("wb")
+        self._writer = pq.ParquetWriter(
+            self._file, schema, compression=compression, **_options(compression)
+        )
+
+    @property
+    def size(self) -> int:
+        return self._file.tell()
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._rows += rows.num_rows
+
+    def complete(self, directory: Path) -> RowFile:
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        size = self._file.tell()
+        self._file.close()
+        # Named only when it is on disk: what a destination commits to must not
+        # be lost with the machine's power.
+        self._path.rename(directory / self._path.name)
+        return RowFile(self._path.name, self._rows, size)
+
+
+def _options(compression: str) -> dict[str, Any]:
+    return {
+        "compression_level": 1 if compression == "zstd" else None,
+        "store_decimal_as_integer": True,
+        "store_schema": False,
+        "use_dictionary": False,
+        "write_statistics": True,
+    }
