@@ -1,0 +1,292 @@
+"""One table's way through the journal.
+
+An applier takes the run of flushes behind its cursor, hands it to the
+destination as one batch, and moves the cursor once the batch is durable there.
+Between the two a crash is possible; it is healed at the next start, when the
+destination tells the end of the last batch that it really has (`open`).
+
+Two positions: `cursor` is durable, in the store; `read_to` runs ahead of it
+while the destination has accepted batches that are not safe yet.
+
+Nothing here catches errors. Whoever calls sets the table aside and makes a new
+applier for the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.destinations.base import SchemaChange, SchemaChangeAction
+from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.failpoints import failpoint
+from penstock.pipeline.batches import BatchSize, Run, next_run
+from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.deliveries import Deliveries
+from penstock.pipeline.overlap import contains_all, may_matter
+from penstock.pipeline.rates import Meter
+from penstock.schema import ZERO_LSN, Lsn, TableSchema
+from penstock.spark.changes import ChangeBatch
+from penstock.states import FinishedCopy, Ready, SyncDone, VisibleXids
+from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("penstock.pipeline.applier")
+
+Copied = FinishedCopy | SyncDone | Ready
+
+_MAX_OPEN_DELIVERIES = 16
+
+RESYNC_HINT = "copy the table again: `penstock resync` it"
+
+
+class ResyncWanted(Exception):
+    """The destination wants the table copied again."""
+
+
+class Applier:
+    """Applies one copied table's changes. Called by one thread at a time."""
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        schema: TableSchema,
+        copied: Copied,
+        session: SparkSession,
+        applied: Meter,
+        wake: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._copy = copied if isinstance(copied, FinishedCopy) else None
+        self._copy_id = copied.copy_id
+        self._session = session
+        self._size = BatchSize(context.config.batch.max_bytes)
+        self._deliveries = Deliveries(wake)
+        self.schema = schema
+        self.cursor = self.read_to = ZERO_LSN
+        self._applied = applied
+        self.batches = 0
+        self._begun: Lsn | None = None
+
+    def open(self) -> None:
+        """Find the place to go on from. Call first, once."""
+        store, journal = self._context.store, self._context.journal
+        table = self.schema
+        cursor = store.get_replication_progress(self._worker) or ZERO_LSN
+        # A batch that was committed there but not recorded here, because we died
+        # in between, must not be sent again: an append would double its rows.
+        there = self._context.destination.position(table)
+        if there is not None and there > cursor:
+            if there > journal.end:
+                raise PenstockError(
+                    ErrorKind.JOURNAL,
+                    f"the destination has changes up to {there}, but the journal ends at"
+                    f" {journal.end}: it was lost or replaced",
+                    hint=RESYNC_HINT,
+                    table=table.name,
+                )
+            cursor = store.upsert_replication_progress(self._worker, there)
+            logger.info("cursor healed", extra=self._extra(position=str(cursor)))
+        if not journal.reaches_back_to(table.id, cursor):
+            raise PenstockError(
+                ErrorKind.JOURNAL,
+                f"the journal does not reach back to {cursor} any more",
+                hint=RESYNC_HINT,
+                table=table.name,
+                position=cursor,
+            )
+        self.cursor = self.read_to = cursor
+
+    @property
+    def _worker(self) -> Worker:
+        return Worker.apply(self.schema.id)
+
+    # What there is to do.
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._context.journal.pending(self.schema.id, self.read_to))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything now."""
+        return (
+            self.pending
+            or self._deliveries.settleable
+            or self._wants_flush()
+            or self.passed_barrier() is not None
+        )
+
+    @property
+    def has_open_deliveries(self) -> bool:
+        return len(self._deliveries) > 0
+
+    def passed_barrier(self) -> Lsn | None:
+        """Where the table equals the source, once that is behind its copy's barrier."""
+        if self._copy is None or len(self._deliveries):
+            return None
+        # The end is read before the pending flushes: a manifest that comes in
+        # between is then pending, never passed.
+        end = self._context.journal.end
+        position = self.cursor if self.pending else max(end, self.cursor)
+        return position if position >= self._copy.barrier else None
+
+    def past_barrier(self, position: Lsn) -> None:
+        """Drop the filter; `position` is durable in the store from here on."""
+        self._move_cursor(position)
+        self.read_to = max(self.read_to, position)
+        self._copy = None
+
+    # Doing it.
+
+    def step(self) -> None:
+        """Do the next thing: settle what has become safe, and hand over one batch."""
+        self._settle(self._deliveries.settle())
+        if len(self._deliveries) >= _MAX_OPEN_DELIVERIES:
+            self.flush()
+        run = next_run(self._context.journal, self.schema.id, self.read_to, self._size.bytes)
+        if run is None:
+            # Idle is the latest moment at which accepted batches become safe.
+            if self._wants_flush():
+                self.flush()
+            return
+        self._apply(run)
+        self._size.after(run)
+        self._settle(self._deliveries.settle())
+
+    def flush(self) -> None:
+        """Make everything accepted safe, and move the cursor over it."""
+        if len(self._deliveries):
+            self._context.destination.flush(self.schema)
+            self._settle(self._deliveries.flushed())
+
+    def abandon(self) -> None:
+        """After a failure: wait until nothing that was accepted can still be written."""
+        self._deliveries.abandon()
+
+    def _wants_flush(self) -> bool:
+        return self._deliveries.waits_for_flush and not self.pending
+
+    def _apply(self, run: Run) -> None:
+        visible = self._copy.visible if self._copy and run.start < self._copy.barrier else None
+        files = tuple(self._context.journal.file(segment) for segment in run.segments)
+        if not run.schema.same_shape(self.schema):
+            if visible is not None and contains_all(visible, files):
+                self._skip(run)
+                return
+            self._change_schema(run.schema)
+        if self._context.config.on_unrepresentable == "error":
+            self._require_sound(run, visible)
+        self._adopt_version(run.schema)
+        batch = ChangeBatch(
+            self._context.config.id,
+            self._copy_id,
+            run.schema,
+            run.start,
+            run.end,
+            run.segments,
+            files,
+            self._session,
+            visible,
+            begins_version=self._begun != run.schema.version,
+        )
+        result = self._context.destination.write_events(batch)
+        self._deliveries.add(run.end, result)
+        self._begun = run.schema.version
+        self.read_to = run.end
+        self.batches += 1
+        self._applied.add(batch.counts.total)
+        logger.debug(
+            "batch handed over",
+            extra=self._extra(start=str(run.start), end=str(run.end), changes=batch.counts.total),
+        )
+
+    def _skip(self, run: Run) -> None:
+        """Pass over a schema version that was over before the copy, which has its rows."""
+        self.flush()
+        self.read_to = run.end
+        self._move_cursor(run.end)
+
+    def _require_sound(self, run: Run, visible: VisibleXids | None) -> None:
+        for segment in run.segments:
+            for defect in segment.defects:
+                file = self._context.journal.file(segment)
+                if may_matter(defect, file, visible):
+                    raise PenstockError(
+                        ErrorKind.DATA_UNREPRESENTABLE,
+                        f"{self.schema.name}: column {defect.column} of the row"
+                        f" {shorten(defect.row)} has the value {shorten(defect.value)}, which"
+                        f" {run.schema.column(defect.column).type.kind} cannot hold",
+                        hint="mend the value in Postgres and resync the table, carry the column as"
+                        f" a string (column_types: {{{self.schema.name}: {{{defect.column}:"
+                        " string}}), or set on_unrepresentable: null",
+                        table=self.schema.name,
+                        position=run.end,
+                    )
+
+    def _change_schema(self, new: TableSchema) -> None:
+        # What was accepted belongs to the old shape: it must be safe, and behind
+        # the cursor, before the shape changes, or a crash would replay it into
+        # the new one.
+        self.flush()
+        self._record_version(new, MetadataStatus.APPLYING)
+        action = self._context.destination.change_schema(SchemaChange(self.schema, new))
+        match action:
+            case SchemaChangeAction.CONTINUE:
+                self._record_version(new, MetadataStatus.APPLIED)
+                self.schema = new
+            case SchemaChangeAction.RESYNC:
+                raise ResyncWanted
+            case SchemaChangeAction.ERROR:
+                raise PenstockError(
+                    ErrorKind.SOURCE_SCHEMA,
+                    f"the table's columns changed ({_difference(self.schema, new)}), which the"
+                    " destination does not follow",
+                    hint=RESYNC_HINT,
+                    table=self.schema.name,
+                    position=new.version,
+                )
+
+    def _adopt_version(self, new: TableSchema) -> None:
+        """Note a later version of the same shape; there is nothing to change for it."""
+        if new.version > self.schema.version:
+            self._record_version(new, MetadataStatus.APPLIED)
+            self.schema = new
+
+    def _record_version(self, schema: TableSchema, status: MetadataStatus) -> None:
+        store = self._context.store
+        known = store.get_destination_table_metadata(schema.id)
+        destination_id = known.destination_id if known else str(schema.name)
+        mask = (True,) * len(schema.columns)
+        store.store_table_schema(schema)
+        store.store_destination_table_metadata(
+            schema.id, DestinationTableMetadata(destination_id, schema.version, status, mask)
+        )
+
+    def _settle(self, durable: Lsn | None) -> None:
+        if durable is not None:
+            # Killed here, the destination has the batch and the store does not
+            # know: `open` asks the destination for its position.
+            failpoint("batch_committed")
+            self._move_cursor(durable)
+
+    def _move_cursor(self, position: Lsn) -> None:
+        if position > self.cursor:
+            self.cursor = self._context.store.upsert_replication_progress(self._worker, position)
+            failpoint("cursor_moved")
+
+    def _extra(self, **fields: object) -> dict[str, object]:
+        return {"table": str(self.schema.name), **fields}
+
+
+def _difference(old: TableSchema, new: TableSchema) -> str:
+    before, after = ({c.name: c.type for c in s.columns} for s in (old, new))
+    parts = [f"added {name}" for name in after if name not in before]
+    parts += [f"dropped {name}" for name in before if name not in after]
+    parts += [f"{n} has another type" for n in after if n in before and after[n] != before[n]]
+    if old.name != new.name:
+        parts.append(f"renamed to {new.name}")
+    return ", ".join(parts) or "key or replica identity"

@@ -1,0 +1,260 @@
+"""The copy of one table, from a snapshot of the source into the destination.
+
+The order of the durable steps is the whole point. Until the state says
+`finished_copy`, every crash leads back to the start of this file, which first
+removes whatever the attempt before left: at the destination, in the store and
+on disk. From then on no crash copies again. The copied files live under
+`copies/` in the journal, named by the copy's id, which begins with the table's
+oid, so that leftovers can be told apart.
+
+Postgres is read once. Its snapshot is given back as soon as the files are
+there; a destination that fails is offered the same files again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+from tenacity.wait import wait_exponential_jitter
+
+from penstock.destinations.base import WriteStatus
+from penstock.failpoints import failpoint
+from penstock.pipeline.context import Interrupted, PipelineContext
+from penstock.pipeline.failures import failure_of, passes
+from penstock.pipeline.rates import Meter
+from penstock.postgres.catalog import PublishedTable, copy_targets, published_tables
+from penstock.postgres.connection import connect
+from penstock.postgres.copy import plan_ranges
+from penstock.postgres.snapshot import ExportedSnapshot
+from penstock.postgres.writers import Writers
+from penstock.schema import ZERO_LSN, TableSchema
+from penstock.spark.changes import TableRows
+from penstock.spark.extract import extract
+from penstock.states import DataSync, FinishedCopy, StoredState
+from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("penstock.pipeline.copier")
+
+_RANGES_PER_CONNECTION = 4
+_WRITERS_POLL = 0.05
+_WRITERS_LOG = 10.0
+
+
+class TableGone(Exception):
+    """The table is not in the publication any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What extraction made, and the view of the source it was made in."""
+
+    table: TableSchema
+    finished: FinishedCopy
+    directory: Path
+    files: tuple[str, ...]
+    rows: int
+
+    @property
+    def complete(self) -> bool:
+        return all(Path(file).exists() for file in self.files)
+
+
+class Copier:
+    """Copies one table, once. `enter` stores a state; `rows` counts rows as they come.
+
+    `published_before` says that the table was in the publication before the slot
+    existed, so that no transaction can be half inside the stream.
+    """
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        table: TableSchema,
+        session: SparkSession,
+        enter: Callable[[StoredState], None],
+        rows: Meter,
+    ) -> None:
+        self._context = context
+        self._table = table
+        self._session = session
+        self._enter = enter
+        self._rows = rows
+
+    def copy(self, *, published_before: bool) -> TableSchema:
+        """Copy the table and record it as finished; its schema as it was copied."""
+        context = self._context
+        started = time.monotonic()
+        with context.retiring:
+            # From here on nothing of this table leaves the journal: the snapshot
+            # may miss a change that has been received already.
+            self._enter(DataSync())
+        context.destination.drop_table_for_copy(self._table)
+        context.store.prepare_table_state_for_copy(self._table.id)
+        self._remove_leftovers()
+        if not (published_before and context.journal.reaches_back_to(self._table.id, ZERO_LSN)):
+            self._wait_for_writers()
+        copied = self._extract()
+        # Killed here, the copy starts again with a new snapshot; the files are leftovers.
+        failpoint("copy_extracted")
+        self._write(copied)
+        # Killed here, the destination has a table that no state knows: the next
+        # copy replaces it.
+        failpoint("copy_written")
+        self._record(copied)
+        shutil.rmtree(copied.directory, ignore_errors=True)
+        logger.info(
+            "table copied",
+            extra={
+                "table": str(copied.table.name),
+                "rows": copied.rows,
+                "seconds": round(time.monotonic() - started, 3),
+            },
+        )
+        return copied.table
+
+    def _remove_leftovers(self) -> None:
+        for directory in self._context.journal.copies_directory.glob(f"{self._table.id}-*"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _wait_for_writers(self) -> None:
+        session = connect(self._context.config.pg_connection, f"{self._context.config.id}_copy")
+        try:
+            writers, log_at = Writers(session, self._table), time.monotonic()
+            while left := writers.left():
+                if time.monotonic() >= log_at:
+                    logger.info(
+                        "waiting for transactions that write to the table",
+                        extra={"table": str(self._table.name), "transactions": left},
+                    )
+                    log_at = time.monotonic() + _WRITERS_LOG
+                self._pause(_WRITERS_POLL)
+        finally:
+            session.close()
+
+    def _pause(self, seconds: float) -> None:
+        if self._context.stopping.wait(seconds):
+            raise Interrupted
+
+    def _extract(self) -> Copied:
+        config = self._context.config
+        copy_id = f"{self._table.id}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(3)}"
+        directory = self._context.journal.copies_directory / copy_id
+        directory.mkdir(parents=True)
+        with ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot:
+            finished = FinishedCopy(copy_id, snapshot.visible, snapshot.barrier)
+            published = self._published(snapshot)
+            table = published.schema
+            if not config.table_sync_copy.includes(str(table.name)):
+                return Copied(table, finished, directory, (), 0)
+            files, rows = self._read(snapshot, published, directory)
+        return Copied(table, finished, directory, files, rows)
+
+    def _published(self, snapshot: ExportedSnapshot) -> PublishedTable:
+        """The table as the snapshot sees it: it may have changed since it was found."""
+        config = self._context.config
+        for table in published_tables(
+            snapshot.connection, config.publication_name, config.column_types
+        ):
+            if table.schema.id == self._table.id:
+                return table
+        raise TableGone
+
+    def _read(
+        self, snapshot: ExportedSnapshot, published: PublishedTable, directory: Path
+    ) -> tuple[tuple[str, ...], int]:
+        config = self._context.config
+        targets = [
+            (target.name.quoted, target.blocks)
+            for target in copy_targets(snapshot.connection, published.schema)
+        ]
+        counted = 0
+
+        def count(rows: int) -> None:
+            nonlocal counted
+            self._rows.add(rows - counted)
+            counted = rows
+
+        extracted = extract(
+            self._session,
+            config.pg_connection,
+            published.schema,
+            plan_ranges(targets, config.max_copy_connections_per_table * _RANGES_PER_CONNECTION),
+            snapshot.id,
+            directory,
+            on_unrepresentable=config.on_unrepresentable,
+            row_filter=published.row_filter,
+            connections=config.max_copy_connections_per_table,
+            progress=count,
+            stop=self._context.stopping,
+        )
+        return extracted.files, extracted.rows
+
+    def _write(self, copied: Copied) -> None:
+        """Hand the files over, again and again while the trouble is of the passing kind."""
+        config = self._context.config
+        rows = TableRows(
+            copied.finished.copy_id, copied.table, copied.files, copied.rows, self._session
+        )
+        retrying = Retrying(
+            # A destination that failed after it had taken files over cannot be
+            # offered them again: then the whole copy is repeated.
+            retry=retry_if_exception(lambda error: passes(error) and copied.complete),
+            stop=stop_after_attempt(config.table_error_retry_max_attempts),
+            wait=wait_exponential_jitter(
+                config.table_error_retry_delay_ms / 1000,
+                config.table_error_retry_max_delay_ms / 1000,
+            ),
+            sleep=self._pause,
+            before_sleep=self._note_retry,
+            reraise=True,
+        )
+        for attempt in retrying:
+            with attempt:
+                result = self._context.destination.write_table_rows(copied.table, rows)
+                if isinstance(result, Future):
+                    result.result()
+                elif result is WriteStatus.ACCEPTED:
+                    self._context.destination.flush(copied.table)
+
+    def _note_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.warning(
+            "destination did not take the copy, trying again",
+            extra={
+                "table": str(self._table.name),
+                "reason": failure_of(error).loggable if error else None,
+                "attempt": state.attempt_number,
+            },
+        )
+
+    def _record(self, copied: Copied) -> None:
+        """Make the copy count. The state comes last: without it the rest is redone."""
+        store, table = self._context.store, copied.table
+        known = store.get_destination_table_metadata(table.id)
+        store.store_table_schema(table)
+        store.store_destination_table_metadata(
+            table.id,
+            DestinationTableMetadata(
+                known.destination_id if known else str(table.name),
+                table.version,
+                MetadataStatus.APPLIED,
+                (True,) * len(table.columns),
+            ),
+        )
+        store.upsert_replication_progress(
+            Worker.apply(table.id), self._context.journal.first_cursor(table.id)
+        )
+        self._enter(copied.finished)
+        failpoint("copy_recorded")

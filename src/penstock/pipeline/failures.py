@@ -1,0 +1,92 @@
+"""What a failure means for the table that met it: wait and try again, or wait for somebody.
+
+Every exception that leaves a table's work ends here and becomes an `Errored`
+state; no other table notices. Trouble that passes by itself is retried at a time
+that is stored with the state, so that it fires after a restart too; the delay
+grows with each failure since the last success, with jitter, so that many tables
+that met the same trouble do not come back at the same moment. What we do not
+know (a destination raised something of its own) counts as passing trouble: after
+a few attempts it waits for somebody anyway.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+
+from penstock.config import PipelineConfig
+from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres.connection import translate
+from penstock.states import MANUAL, Errored, RetryPolicy, StoredState
+
+_REASON_LIMIT = 1000
+_AGAIN = "nothing to do if it passes: it is tried again by itself"
+_RETRY = "mend the cause, then `penstock retry` the table, or `penstock resync` it"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception as a user shall see it. `loggable` holds no row values."""
+
+    kind: ErrorKind
+    reason: str
+    solution: str
+    passing: bool
+    loggable: str
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What went wrong, from whatever was raised."""
+    if isinstance(error, psycopg.Error):
+        error = translate(error, "talking to Postgres")
+    if isinstance(error, PenstockError):
+        kind = error.kind
+        passing = kind.retryable
+        about_data = kind in (ErrorKind.DATA_UNREPRESENTABLE, ErrorKind.DATA_DECODE)
+        return Failure(
+            kind,
+            error.message,
+            error.hint or (_AGAIN if passing else _RETRY),
+            passing,
+            str(kind) if about_data else error.message,
+        )
+    name = type(error).__name__
+    kind = ErrorKind.DESTINATION_TIMEOUT if isinstance(error, TimeoutError) else ErrorKind.INTERNAL
+    return Failure(kind, _first_line(error) or name, _AGAIN, True, name)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether trying again can help."""
+    return failure_of(error).passing
+
+
+def errored(
+    failure: Failure, interrupted: StoredState, attempts: int, config: PipelineConfig
+) -> Errored:
+    """The state of a table that failed; `attempts` counts this failure."""
+    if not failure.passing:
+        return Errored(failure.reason, failure.solution, MANUAL, interrupted, attempts)
+    if attempts >= config.table_error_retry_max_attempts:
+        reason = f"{failure.reason} (given up after {attempts} attempts)"
+        solution = _RETRY if failure.solution == _AGAIN else failure.solution
+        return Errored(reason, solution, MANUAL, interrupted, attempts)
+    at = datetime.now(UTC) + timedelta(milliseconds=_delay_ms(attempts, config))
+    return Errored(
+        failure.reason, failure.solution, RetryPolicy("timed", at), interrupted, attempts
+    )
+
+
+def _delay_ms(attempts: int, config: PipelineConfig) -> float:
+    grown = config.table_error_retry_delay_ms * 2.0 ** (attempts - 1)
+    return min(grown, config.table_error_retry_max_delay_ms) * random.uniform(0.75, 1.0)
+
+
+def _first_line(error: BaseException) -> str:
+    """The telling line: Java's exceptions bring their whole stack in their text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].endswith(":") and len(lines) > 1:
+        lines = [f"{lines[0]} {lines[1]}"]
+    return lines[0][:_REASON_LIMIT] if lines else ""

@@ -1,0 +1,96 @@
+"""A pipeline looked at from outside, by what it has made durable."""
+
+from __future__ import annotations
+
+from penstock.config import PipelineConfig
+from penstock.errors import PenstockError
+from penstock.journal.journal import Journal
+from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
+from penstock.pipeline.status import (
+    JournalStatus,
+    PipelineStatus,
+    SourceStatus,
+    TableStatus,
+    Work,
+    shown_state,
+    table_lag,
+)
+from penstock.postgres.connection import connect, current_flush_lsn
+from penstock.postgres.slots import slot_info
+from penstock.schema import Lsn, TableId, TableSchema
+from penstock.states import StoredState, copy_id_of
+from penstock.stores.base import PipelineStore, Worker
+
+
+def read_status(config: PipelineConfig, store: PipelineStore) -> PipelineStatus:
+    """The status of a pipeline, whether or not it runs. Opens and closes `store`."""
+    journal = Journal(config.journal_path)
+    journal.refresh()
+    source = _source(config)
+    store.open(config.id)
+    try:
+        store.load_table_states()
+        store.load_table_schemas()
+        names = _names(store, journal)
+        tables = [
+            _table(journal, store, table_id, state, names, source.position)
+            for table_id, state in store.get_table_states().items()
+        ]
+    finally:
+        store.close()
+    state = ReceiverState.UNKNOWN
+    if source.slot_active is not None:
+        state = ReceiverState.STREAMING if source.slot_active else ReceiverState.STOPPED
+    return PipelineStatus(
+        config.id,
+        source.slot_active,
+        ReceiverReport(state),
+        source,
+        JournalStatus.of(journal),
+        tuple(sorted(tables, key=lambda table: table.name)),
+    )
+
+
+def _source(config: PipelineConfig) -> SourceStatus:
+    try:
+        with connect(config.pg_connection, f"{config.id}_status") as session:
+            slot = slot_info(session, config.slot_name)
+            if slot is None:
+                return SourceStatus(
+                    current_flush_lsn(session), problem=f"there is no slot {config.slot_name}"
+                )
+            return SourceStatus(
+                current_flush_lsn(session), slot.confirmed_flush_lsn, slot.active, slot.wal_status
+            )
+    except PenstockError as error:
+        return SourceStatus(problem=error.message)
+
+
+def _names(store: PipelineStore, journal: Journal) -> dict[TableId, str]:
+    """Names of tables: what the store has, or, for one not copied yet, the journal."""
+    schemas: list[TableSchema] = [*journal.latest_schemas().values(), *store.get_table_schemas()]
+    return {schema.id: str(schema.name) for schema in schemas}
+
+
+def _table(
+    journal: Journal,
+    store: PipelineStore,
+    table_id: TableId,
+    state: StoredState,
+    names: dict[TableId, str],
+    source: Lsn | None,
+) -> TableStatus:
+    cursor = store.get_replication_progress(Worker.apply(table_id))
+    position = None
+    if cursor is not None and copy_id_of(state) is not None:
+        position = cursor if journal.pending(table_id, cursor) else max(cursor, journal.end)
+    return TableStatus(
+        table_id,
+        names.get(table_id, f"table {table_id}"),
+        shown_state(state),
+        cursor,
+        position,
+        estimated_rows=None,
+        work=Work(),
+        **table_lag(journal, table_id, position, source),
+    )

@@ -1,0 +1,334 @@
+"""A pipeline: everything that has to run, started in order and stopped in the other.
+
+What can be refused is refused before anything is made: the preflight, the store,
+Spark and the destination come first, and only then the receiver, which creates
+the slot. A slot that nobody reads makes Postgres keep its WAL.
+
+The slot must exist before the first table's snapshot is taken, or changes between
+the two would be in neither. The journal's first manifest says that it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import Event, Lock, RLock
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.config import PipelineConfig
+from penstock.destinations.base import Destination, DestinationContext
+from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.journal import Journal
+from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.housekeeper import Housekeeper
+from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverReport, ReceiverState
+from penstock.pipeline.retention import Retention
+from penstock.pipeline.scheduler import Scheduler
+from penstock.pipeline.source_watch import Membership, SourceWatch
+from penstock.pipeline.status import (
+    JournalStatus,
+    PipelineStatus,
+    SourceStatus,
+    TableStatus,
+    Work,
+    shown_state,
+    table_lag,
+)
+from penstock.pipeline.table import PipelineTable
+from penstock.postgres.preflight import preflight, require
+from penstock.schema import Lsn, TableId
+from penstock.states import Errored
+from penstock.stores.base import PipelineStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger("penstock.pipeline")
+
+_SLOT_PATIENCE = 15.0
+_POLL = 0.02
+_LOG_WAIT = 10.0
+
+
+class Pipeline:
+    """Replicates a publication's tables into a destination.
+
+    Runs once: `start`, then `wait` or whatever else there is to do, then
+    `shutdown`. As a context manager it starts on entry and shuts down on exit.
+    Without `spark` it builds a session of its own, or uses the one that already
+    runs in this process.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        *,
+        store: PipelineStore,
+        destination: Destination,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self.config = config
+        self._store = store
+        self._destination = destination
+        self._spark = spark
+        self._journal = Journal(config.journal_path)
+        self._lock = Lock()
+        self._closing_lock = RLock()
+        self._asked_to_stop = Event()
+        self._started = False
+        self._running = False
+        self._ended = Event()
+        self._failure: PenstockError | None = None
+        self._closing = ExitStack()
+        self._receiver: ReceiverProcess | None = None
+        self._scheduler: Scheduler | None = None
+        self._watch: SourceWatch | None = None
+
+    def __enter__(self) -> Self:
+        if not self._started:
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    # Running.
+
+    def start(self) -> None:
+        """Start everything; returns when the receiver runs and tables are being worked on."""
+        with self._lock:
+            if self._started:
+                raise PenstockError(
+                    ErrorKind.INVALID_STATE,
+                    f"pipeline {self.config.id} was started already",
+                    hint="make a new Pipeline to run it again",
+                )
+            self._started = True
+        with self._closing_lock:
+            try:
+                self._start()
+            except BaseException:
+                self.shutdown()
+                raise
+            self._running = True
+        logger.info("pipeline started", extra={"pipeline": self.config.id})
+
+    def wait(self) -> None:
+        """Return after `shutdown`; raise what failed the whole pipeline, after shutting down."""
+        self._require_started()
+        self._ended.wait()
+        self.shutdown()
+        if self._failure is not None:
+            raise self._failure
+
+    def shutdown(self) -> None:
+        """Stop intake, let running writes finish, move cursors, close everything. Idempotent."""
+        self._asked_to_stop.set()
+        with self._closing_lock:
+            self._running = False
+            self._closing.close()
+            self._ended.set()
+
+    # Looking at it.
+
+    def status(self) -> PipelineStatus:
+        """Where everything stands now."""
+        position = self._watch.position if self._watch else None
+        source = SourceStatus()
+        if position is not None:
+            source = SourceStatus(position.wal, position.confirmed)
+        return PipelineStatus(
+            self.config.id,
+            self._running,
+            self._receiver.report if self._receiver else ReceiverReport(ReceiverState.STOPPED),
+            source,
+            JournalStatus.of(self._journal),
+            tuple(self._table_status(table, source.position) for table in self._tables()),
+            self._failure.message if self._failure else None,
+        )
+
+    def wait_until(self, *, lsn: Lsn | str, timeout: float | None = None) -> None:
+        """Return when every table has everything that was committed before `lsn`.
+
+        Raises when that can no longer happen by itself (a table waits for
+        somebody, the pipeline has ended) and when `timeout` seconds are over.
+        """
+        wanted = Lsn.parse(lsn) if isinstance(lsn, str) else lsn
+
+        def reached() -> bool:
+            return self._journal.end >= wanted and all(
+                table.position >= wanted for table in self._tables()
+            )
+
+        self._wait_for(reached, f"everything up to {wanted} to be applied", timeout)
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Return when every table of the publication is `ready`; raises like `wait_until`."""
+
+        def ready() -> bool:
+            return all(table.state.name == "ready" for table in self._tables())
+
+        self._wait_for(ready, "every table to be ready", timeout)
+
+    def _wait_for(self, reached: Callable[[], bool], what: str, timeout: float | None) -> None:
+        self._require_started()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not reached():
+            for table in self._tables():
+                _require_no_standstill(table)
+            if self._failure is not None:
+                raise self._failure
+            if self._ended.is_set():
+                raise PenstockError(ErrorKind.INVALID_STATE, "the pipeline has been shut down")
+            if deadline is not None and time.monotonic() >= deadline:
+                late = [f"{table.name} ({table.state.name})" for table in self._tables()]
+                raise PenstockError(
+                    ErrorKind.DESTINATION_TIMEOUT,
+                    f"waited {timeout:g} s in vain for {what}; tables: {', '.join(late)}",
+                    hint="status() tells how far each table is",
+                )
+            self._ended.wait(_POLL)
+
+    # Starting, in order; closing goes backward.
+
+    def _start(self) -> None:
+        closing = self._closing
+        require(preflight(self.config, slot_patience=_SLOT_PATIENCE))
+        self._store.open(self.config.id)
+        closing.callback(self._store.close)
+        self._store.load_table_states()
+        self._store.load_table_schemas()
+        self._store.load_destination_tables_metadata()
+        spark = self._spark or self._build_spark()
+        self._journal.refresh()
+        context = PipelineContext(self.config, self._store, self._journal, self._destination, spark)
+        self._destination.startup(DestinationContext(self.config.id, spark, self._store))
+        closing.callback(self._destination.shutdown)
+
+        self._scheduler = scheduler = Scheduler(context, self._fail)
+        retention = Retention(context, scheduler)
+        self._watch = watch = SourceWatch(context, lambda m: _join(m, scheduler, retention))
+        before_slot = self._published_before_slot(watch)
+        self._receiver = receiver = ReceiverProcess(self.config, self._fail)
+        closing.callback(receiver.stop)
+        receiver.start()
+        self._wait_for_slot(receiver)
+
+        membership = watch.membership()
+        if membership is not None:
+            retention.note_membership(_ids(membership), membership.as_of)
+            scheduler.set_membership(membership.tables, before_slot=before_slot)
+        housekeeper = Housekeeper(context, scheduler, retention)
+        closing.callback(scheduler.stop)
+        closing.callback(housekeeper.stop)
+        closing.callback(watch.stop)
+        closing.callback(receiver.terminate)
+        scheduler.start()
+        housekeeper.start()
+        watch.start()
+
+    def _build_spark(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        from penstock.spark.session import build_session
+
+        adopted = SparkSession.getActiveSession() is not None
+        spark = build_session(f"penstock-{self.config.id}", adopt=True)
+        if not adopted:
+            self._closing.callback(spark.stop)
+        return spark
+
+    def _published_before_slot(self, watch: SourceWatch) -> frozenset[TableId]:
+        """Tables that are in the publication while there is no slot yet."""
+        if not self._journal.empty:
+            return frozenset()
+        membership = watch.membership()
+        return _ids(membership) if membership else frozenset()
+
+    def _wait_for_slot(self, receiver: ReceiverProcess) -> None:
+        """Until the journal has its first manifest. Making a slot waits for running
+        transactions, so this may take as long as they do."""
+        log_at = time.monotonic() + _LOG_WAIT
+        while True:
+            self._journal.refresh()
+            if not self._journal.empty and receiver.settled:
+                return
+            if self._failure is not None:
+                raise self._failure
+            if self._asked_to_stop.is_set():
+                raise PenstockError(
+                    ErrorKind.INVALID_STATE, "the pipeline was shut down while it started"
+                )
+            if time.monotonic() >= log_at:
+                logger.info("waiting for the slot", extra={"slot": self.config.slot_name})
+                log_at = time.monotonic() + _LOG_WAIT
+            time.sleep(_POLL)
+
+    def _fail(self, error: PenstockError) -> None:
+        """Something ended that the pipeline cannot go on without."""
+        if self._failure is None:
+            self._failure = error
+            logger.error(
+                "pipeline failed", extra={"kind": str(error.kind), "reason": error.message}
+            )
+        self._ended.set()
+
+    def _require_started(self) -> None:
+        if not self._started:
+            raise PenstockError(
+                ErrorKind.INVALID_STATE, "the pipeline was not started", hint="call start()"
+            )
+
+    def _tables(self) -> list[PipelineTable]:
+        return self._scheduler.tables() if self._scheduler else []
+
+    def _table_status(self, table: PipelineTable, source: Lsn | None) -> TableStatus:
+        cursor = table.cursor
+        position = table.position if cursor is not None else None
+        estimate = table.published.estimated_rows
+        return TableStatus(
+            table.id,
+            table.name,
+            shown_state(table.state),
+            cursor,
+            position,
+            estimated_rows=estimate if estimate >= 0 else None,
+            work=Work(
+                table.rows.total,
+                table.rows.per_second,
+                table.applied.total,
+                table.applied.per_second,
+                table.batches,
+            ),
+            **table_lag(self._journal, table.id, position, source),
+        )
+
+
+def _join(membership: Membership, scheduler: Scheduler, retention: Retention) -> None:
+    """Take in what the publication holds; retention last, so that nothing of a table
+    goes that the scheduler does not know yet."""
+    scheduler.set_membership(membership.tables)
+    retention.note_membership(_ids(membership), membership.as_of)
+
+
+def _ids(membership: Membership) -> frozenset[TableId]:
+    return frozenset(table.schema.id for table in membership.tables)
+
+
+def _require_no_standstill(table: PipelineTable) -> None:
+    match table.state:
+        case Errored(reason, solution, retry) if retry.kind != "timed":
+            raise PenstockError(
+                ErrorKind.INVALID_STATE,
+                f"the table is set aside: {reason}",
+                hint=solution,
+                table=table.published.schema.name,
+            )

@@ -1,0 +1,252 @@
+"""The receiver as a child process: started, watched, and started again when it dies.
+
+The two are tied by pipes. The child's standard input carries one line, the
+configuration with its secrets (never the command line or the environment, which
+others can read), and stays open: when this process dies, however suddenly, the
+child reads the end of it and exits, so that no receiver outlives its pipeline.
+Its standard output carries one JSON object a line, an *event*; its log goes to
+our standard error.
+
+A receiver that dies without having said why is started again, after a delay that
+grows until it streams. One that reports a fatal error and exits with 1 fails the
+pipeline with that error: whatever it was (a lost slot, a foreign journal), a
+restart would only meet it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from threading import Event, Lock, Thread
+from typing import Any
+
+from pydantic import SecretStr
+
+from penstock.config import PipelineConfig
+from penstock.errors import ErrorKind, PenstockError
+
+logger = logging.getLogger("penstock.pipeline.receiver")
+
+COMMAND = (sys.executable, "-m", "penstock.journal.receiver")
+
+_FIRST_DELAY, _LAST_DELAY = 0.2, 10.0
+_STOP_SECONDS = 15.0
+_FRUITLESS_LIMIT = 5
+_FATAL = 1
+
+
+class ReceiverState(StrEnum):
+    STARTING = "starting"
+    STREAMING = "streaming"
+    RECONNECTING = "reconnecting"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverReport:
+    """What is known of the receiver now. `reason` belongs to the state."""
+
+    state: ReceiverState = ReceiverState.STARTING
+    reason: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": str(self.state),
+            "reason": self.reason,
+            "pid": self.pid,
+            "restarts": self.restarts,
+        }
+
+
+_EVENT_STATES = {
+    "streaming": ReceiverState.STREAMING,
+    "resumed": ReceiverState.STREAMING,
+    "reconnecting": ReceiverState.RECONNECTING,
+    "paused": ReceiverState.PAUSED,
+}
+
+
+class ReceiverProcess:
+    """Keeps one receiver running until `stop`. `on_failure` gets a fatal error, once."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        on_failure: Callable[[PenstockError], None],
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        self._line = json.dumps(revealed(config)) + "\n"
+        self._on_failure = on_failure
+        self._command = command
+        self._report = ReceiverReport()
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = Lock()
+        self._stopping = Event()
+        self._thread = Thread(target=self._supervise, name="penstock-receiver", daemon=True)
+        self._streamed = False
+        self._error: PenstockError | None = None
+
+    @property
+    def report(self) -> ReceiverReport:
+        return self._report
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has come to stream, or at least knows what it waits for."""
+        return self._report.state not in (ReceiverState.STARTING, ReceiverState.FAILED)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def terminate(self) -> None:
+        """Ask it to stop: it makes durable what it has and exits. Returns at once."""
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+
+    def stop(self, timeout: float = _STOP_SECONDS) -> None:
+        """Stop it, by force after `timeout`; what it had not made durable comes again."""
+        self.terminate()
+        if not self._thread.is_alive():
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive() and self._process is not None:
+            logger.warning("receiver does not stop, killing it", extra={"pid": self._process.pid})
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._thread.join()
+
+    def _supervise(self) -> None:
+        delay, fruitless = _FIRST_DELAY, 0
+        while True:
+            code = self._live_once()
+            if code is None or self._stopping.is_set():
+                self._note(state=ReceiverState.STOPPED, reason=None, pid=None)
+                return
+            if self._streamed:
+                delay, fruitless = _FIRST_DELAY, 0
+            else:
+                fruitless += 1
+            error = self._verdict(code, fruitless)
+            if error is not None:
+                self._note(state=ReceiverState.FAILED, reason=error.message, pid=None)
+                self._on_failure(error)
+                return
+            reason = _death(code)
+            logger.warning(
+                "receiver died, starting it again", extra={"reason": reason, "delay": delay}
+            )
+            self._note(
+                state=ReceiverState.STARTING,
+                reason=reason,
+                pid=None,
+                restarts=self._report.restarts + 1,
+            )
+            self._stopping.wait(delay)
+            delay = min(2 * delay, _LAST_DELAY)
+
+    def _live_once(self) -> int | None:
+        """Run one receiver to its end; its exit code, or None when we are stopping."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._streamed, self._error = False, None
+            process = self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                # Ctrl-C reaches the whole foreground group; the receiver must
+                # not stop before we tell it to.
+                start_new_session=True,
+            )
+        self._note(pid=process.pid)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(self._line)
+                process.stdin.flush()
+            for line in process.stdout:
+                self._take(line)
+            return process.wait()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+
+    def _take(self, line: str) -> None:
+        try:
+            event: Mapping[str, Any] = json.loads(line)
+            name = event["event"]
+        except (ValueError, KeyError, TypeError):
+            logger.warning("receiver said something that is no event")
+            return
+        if name == "error":
+            self._error = PenstockError(
+                _kind(event.get("kind")), str(event.get("message")), hint=event.get("hint")
+            )
+        elif name in _EVENT_STATES:
+            self._streamed |= name == "streaming"
+            logger.info("receiver %s", name, extra={"reason": event.get("reason")})
+            self._note(state=_EVENT_STATES[name], reason=event.get("reason"))
+
+    def _verdict(self, code: int, fruitless: int) -> PenstockError | None:
+        """The error that ends the pipeline, if this death does."""
+        if code == _FATAL and self._error is not None:
+            return self._error
+        if fruitless >= _FRUITLESS_LIMIT:
+            return PenstockError(
+                ErrorKind.INTERNAL,
+                f"the receiver died {fruitless} times before it could stream: {_death(code)}",
+                hint="its log, on standard error, says why",
+            )
+        return None
+
+    def _note(self, **changes: Any) -> None:
+        self._report = replace(self._report, **changes)
+
+
+def revealed(config: PipelineConfig) -> dict[str, Any]:
+    """The configuration as JSON can hold it, with its secrets readable: for the child alone."""
+    plain: dict[str, Any] = _reveal(config.model_dump(include=set(PipelineConfig.model_fields)))
+    # The child resolves nothing against a working directory or a home of its own.
+    plain["journal"]["location"] = str(config.journal_path)
+    return plain
+
+
+def _reveal(value: Any) -> Any:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case dict():
+            return {name: _reveal(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_reveal(each) for each in value]
+        case _:
+            return value
+
+
+def _kind(name: Any) -> ErrorKind:
+    try:
+        return ErrorKind(name)
+    except ValueError:
+        return ErrorKind.INTERNAL
+
+
+def _death(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

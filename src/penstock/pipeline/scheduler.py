@@ -1,0 +1,181 @@
+"""Who works when: follows the journal and hands tables to pools of threads.
+
+One thread looks into the journal every few milliseconds (a failed `open` when
+nothing is new) and, when something is new or a table has finished its job, gives
+every table that has something to do to a pool. Copies, batches and housekeeping
+have pools of their own, so none of them waits for another kind. Tables that
+waited longest go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from threading import Event, RLock, Thread
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.table import Job, PipelineTable
+from penstock.postgres.catalog import PublishedTable
+from penstock.schema import TableId
+from penstock.states import Errored, Init
+
+logger = logging.getLogger("penstock.pipeline.scheduler")
+
+_POLL, _IDLE_POLL = 0.02, 0.1
+_IDLE_AFTER = 5.0
+_LOOK_AROUND = 1.0
+
+
+class Scheduler:
+    """Runs the tables' jobs until stopped. `on_failure` gets what fails the pipeline."""
+
+    def __init__(
+        self, context: PipelineContext, on_failure: Callable[[PenstockError], None]
+    ) -> None:
+        config = context.config
+        self._context = context
+        self._on_failure = on_failure
+        self._tables: dict[TableId, PipelineTable] = {}
+        self._lock = RLock()
+        self._wake = Event()
+        self._pools = {
+            Job.COPY: ThreadPoolExecutor(config.max_table_sync_workers, "penstock-copy"),
+            Job.APPLY: ThreadPoolExecutor(config.max_apply_workers, "penstock-apply"),
+            Job.MAINTAIN: ThreadPoolExecutor(1, "penstock-maintain"),
+        }
+        self._thread = Thread(target=self._run, name="penstock-scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Hand out nothing more, let running jobs finish, make accepted writes safe."""
+        self._context.stopping.set()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+        for table in self.tables():
+            table.finish()
+
+    def tables(self) -> list[PipelineTable]:
+        """The tables, by name."""
+        with self._lock:
+            return sorted(self._tables.values(), key=lambda table: table.name)
+
+    def set_membership(
+        self, published: Iterable[PublishedTable], *, before_slot: frozenset[TableId] = frozenset()
+    ) -> None:
+        """Take in what the publication holds now.
+
+        `before_slot` are tables that were in it before the slot existed.
+        """
+        found = {table.schema.id: table for table in published}
+        store = self._context.store
+        with self._lock:
+            for table_id, entry in found.items():
+                known = self._tables.get(table_id)
+                if known is None:
+                    self._add(entry, published_before=table_id in before_slot)
+                elif known.leaving:
+                    continue  # it left and came back; added when it is gone
+                else:
+                    known.published = entry
+            for table_id, table in self._tables.items():
+                table.leaving |= table_id not in found
+            for table_id in set(store.get_table_states()) - set(found) - set(self._tables):
+                self._forget(table_id, str(table_id))
+        self.wake()
+
+    def between_jobs(self, table: PipelineTable, action: Callable[[], None]) -> bool:
+        """Do something to a table while no job of its can run; False when one does."""
+        with self._lock:
+            if table.job is not None:
+                return False
+            action()
+            return True
+
+    def follow_store(self) -> None:
+        """Take in what another process did to tables that are set aside (`penstock retry`)."""
+        waiting = [table for table in self.tables() if isinstance(table.state, Errored)]
+        if waiting:
+            self._context.store.load_table_states()
+            for table in waiting:
+                self.between_jobs(table, table.reload)
+            self.wake()
+
+    def _add(self, entry: PublishedTable, *, published_before: bool) -> None:
+        store, table_id = self._context.store, entry.schema.id
+        state = store.get_table_state(table_id)
+        if state is None:
+            state = Init()
+            store.update_table_state(table_id, state)
+            logger.info("table found", extra={"table": str(entry.schema.name)})
+        self._tables[table_id] = PipelineTable(
+            self._context, entry, state, self.wake, published_before=published_before
+        )
+
+    def _forget(self, table_id: TableId, name: str) -> None:
+        """A table left the publication. Its segments go at the next retirement."""
+        self._context.store.delete_table_state(table_id)
+        self._tables.pop(table_id, None)
+        logger.info("table left the publication", extra={"table": name})
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except PenstockError as error:
+            self._on_failure(error)
+        except Exception as error:
+            logger.exception("scheduler failed")
+            self._on_failure(PenstockError(ErrorKind.INTERNAL, f"the scheduler failed: {error!r}"))
+
+    def _loop(self) -> None:
+        moved_at = looked_at = 0.0
+        while not self._context.stopping.is_set():
+            woken = self._wake.is_set()
+            self._wake.clear()
+            taken = self._context.journal.refresh()
+            now = time.monotonic()
+            if taken or woken:
+                moved_at = now
+            if taken or woken or now - looked_at >= _LOOK_AROUND or self._retry_due():
+                looked_at = now
+                self._hand_out()
+            self._wake.wait(_POLL if now - moved_at < _IDLE_AFTER else _IDLE_POLL)
+
+    def _retry_due(self) -> bool:
+        now = datetime.now(UTC)
+        return any(
+            table.job is None and table.next_due is not None and table.next_due <= now
+            for table in self.tables()
+            if isinstance(table.state, Errored)
+        )
+
+    def _hand_out(self) -> None:
+        with self._lock:
+            for table in list(self._tables.values()):
+                if table.leaving and table.job is None:
+                    self._forget(table.id, table.name)
+            for table in sorted(self._tables.values(), key=lambda table: table.idle_since):
+                job = table.next_job()
+                if job is not None:
+                    table.job = job
+                    future = self._pools[job].submit(table.run, job)
+                    future.add_done_callback(self._done)
+
+    def _done(self, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, PenstockError):
+            self._on_failure(error)
+        elif error is not None:
+            self._on_failure(PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}"))

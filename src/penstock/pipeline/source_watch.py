@@ -1,0 +1,106 @@
+"""A look at the source now and then: which tables are published, how far its WAL is.
+
+It has a connection and a thread of its own, because a look can take long: the
+catalog makes one wait for a table that is being altered. A source that cannot be
+reached is no failure here; the receiver tells that story.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Thread
+
+from penstock.errors import PenstockError
+from penstock.pipeline.context import PipelineContext
+from penstock.postgres.catalog import PublishedTable, publication_exists, published_tables
+from penstock.postgres.connection import Session, connect, current_flush_lsn, translated
+from penstock.postgres.slots import slot_info
+from penstock.schema import Lsn
+
+logger = logging.getLogger("penstock.pipeline.source")
+
+_MEMBERSHIP_SECONDS = 2.0
+_LOCK_TIMEOUT = "2s"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What the publication held; `as_of` is the journal's end before it was asked."""
+
+    tables: tuple[PublishedTable, ...]
+    as_of: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """How far the source's WAL is, and up to where the slot has been acknowledged."""
+
+    wal: Lsn
+    confirmed: Lsn | None
+
+
+class SourceWatch:
+    """Looks every second or so. `on_membership` is called from its thread."""
+
+    def __init__(
+        self, context: PipelineContext, on_membership: Callable[[Membership], None]
+    ) -> None:
+        self._context = context
+        self._on_membership = on_membership
+        self._session: Session | None = None
+        self._thread = Thread(target=self._run, name="penstock-source", daemon=True)
+        self.position: SourcePosition | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._context.stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def membership(self) -> Membership | None:
+        """Ask the publication now; None when there is none of that name."""
+        config, session = self._context.config, self._connected()
+        as_of = self._context.journal.end
+        if not publication_exists(session, config.publication_name):
+            return None
+        tables = published_tables(session, config.publication_name, config.column_types)
+        return Membership(tuple(tables), as_of)
+
+    def _run(self) -> None:
+        interval = self._context.config.replication_lag_refresh_interval_ms / 1000
+        asked_at = time.monotonic()
+        while not self._context.stopping.wait(interval):
+            try:
+                session = self._connected()
+                slot = slot_info(session, self._context.config.slot_name)
+                confirmed = slot.confirmed_flush_lsn if slot else None
+                self.position = SourcePosition(current_flush_lsn(session), confirmed)
+                if time.monotonic() - asked_at >= _MEMBERSHIP_SECONDS:
+                    asked_at = time.monotonic()
+                    # A publication that is gone takes no table with it: the
+                    # receiver fails and says so.
+                    if (membership := self.membership()) is not None:
+                        self._on_membership(membership)
+            except PenstockError as error:
+                logger.debug("source not reached", extra={"reason": error.message})
+                self._disconnect()
+        self._disconnect()
+
+    def _connected(self) -> Session:
+        if self._session is None:
+            config = self._context.config
+            session = connect(config.pg_connection, f"{config.id}_watch")
+            with translated("setting up the session"):
+                session.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'".encode())
+            self._session = session
+        return self._session
+
+    def _disconnect(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None

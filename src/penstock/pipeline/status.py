@@ -1,0 +1,215 @@
+"""Where a pipeline stands: frozen values, for people, for JSON and for tests.
+
+`Pipeline.status()` tells it from inside. `read_status` tells it from another
+process, from what is durable (store, journal, slot), without Spark and without
+disturbing the pipeline; what only the running process knows (rates, counts) is
+zero there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.journal.journal import Journal
+from penstock.pipeline.receiver_process import ReceiverReport
+from penstock.schema import Lsn, TableId
+from penstock.states import Catchup, Errored, FinishedCopy, StoredState, TableState
+
+
+@dataclass(frozen=True, slots=True)
+class TableFailure:
+    """Why a table is set aside. `retry` is `timed` (at `retry_at`), `manual` or `none`."""
+
+    reason: str
+    solution: str
+    retry: str
+    retry_at: datetime | None
+    attempts: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reason": self.reason,
+            "solution": self.solution,
+            "retry": self.retry,
+            "retry_at": self.retry_at.isoformat() if self.retry_at else None,
+            "attempts": self.attempts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a running pipeline has done for a table since it started."""
+
+    rows_copied: int = 0
+    rows_per_second: float = 0.0
+    changes_applied: int = 0
+    changes_per_second: float = 0.0
+    batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table. It equals the source at `position`; `cursor` is what the store has.
+
+    `estimated_rows` is the planner's estimate, None where there is none.
+    `lag_seconds` is the age of the oldest change that waits, 0 when none does.
+    """
+
+    id: TableId
+    name: str
+    state: TableState
+    cursor: Lsn | None
+    position: Lsn | None
+    pending_bytes: int
+    lag_bytes: int | None
+    lag_seconds: float
+    estimated_rows: int | None
+    work: Work
+
+    @property
+    def error(self) -> TableFailure | None:
+        match self.state:
+            case Errored(reason, solution, retry, _, attempts):
+                return TableFailure(reason, solution, retry.kind, retry.at, attempts)
+            case _:
+                return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "oid": self.id.oid,
+            "name": self.name,
+            "state": self.state.name,
+            "cursor": _text(self.cursor),
+            "position": _text(self.position),
+            "pending_bytes": self.pending_bytes,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "estimated_rows": self.estimated_rows,
+            "rows_copied": self.work.rows_copied,
+            "rows_per_second": round(self.work.rows_per_second, 1),
+            "changes_applied": self.work.changes_applied,
+            "changes_per_second": round(self.work.changes_per_second, 1),
+            "batches": self.work.batches,
+            "error": self.error.to_json() if self.error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """What the journal holds: the changes behind `start` up to `end`."""
+
+    location: str
+    start: Lsn | None
+    end: Lsn | None
+    bytes: int
+
+    @classmethod
+    def of(cls, journal: Journal) -> JournalStatus:
+        empty = journal.empty
+        return cls(
+            str(journal.root),
+            None if empty else journal.start,
+            None if empty else journal.end,
+            journal.bytes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "location": self.location,
+            "start": _text(self.start),
+            "end": _text(self.end),
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How far the source's WAL is, and up to where its slot has been acknowledged."""
+
+    position: Lsn | None = None
+    confirmed: Lsn | None = None
+    slot_active: bool | None = None
+    slot_wal_status: str | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "position": _text(self.position),
+            "confirmed": _text(self.confirmed),
+            "slot_active": self.slot_active,
+            "slot_wal_status": self.slot_wal_status,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """The whole pipeline. `running` is unknown (None) when it is looked at from outside."""
+
+    id: str
+    running: bool | None
+    receiver: ReceiverReport
+    source: SourceStatus
+    journal: JournalStatus
+    tables: tuple[TableStatus, ...]
+    error: str | None = None
+
+    def table(self, name: str) -> TableStatus:
+        return next(table for table in self.tables if table.name == name)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every table is streaming."""
+        return all(table.state.name == "ready" for table in self.tables)
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """How far the table that is furthest behind is behind the source."""
+        lags = [table.lag_bytes for table in self.tables if table.lag_bytes is not None]
+        return max(lags, default=None)
+
+    @property
+    def lag_seconds(self) -> float:
+        return max((table.lag_seconds for table in self.tables), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "running": self.running,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "receiver": self.receiver.to_json(),
+            "source": self.source.to_json(),
+            "journal": self.journal.to_json(),
+            "tables": [table.to_json() for table in self.tables],
+            "error": self.error,
+        }
+
+
+def shown_state(state: StoredState) -> TableState:
+    """The state as people see it: a copied table that is not there yet is catching up."""
+    return Catchup(state.barrier) if isinstance(state, FinishedCopy) else state
+
+
+def table_lag(
+    journal: Journal, table_id: TableId, position: Lsn | None, source: Lsn | None
+) -> Mapping[str, Any]:
+    """The fields of a `TableStatus` that say how far it is behind."""
+    pending = journal.pending(table_id, position) if position is not None else []
+    oldest = pending[0].last_commit_at if pending else None
+    return {
+        "pending_bytes": sum(flush.bytes for flush in pending),
+        "lag_bytes": (
+            max(0, source.value - position.value)
+            if source is not None and position is not None
+            else None
+        ),
+        "lag_seconds": max(0.0, (datetime.now(UTC) - oldest).total_seconds()) if oldest else 0.0,
+    }
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return str(lsn) if lsn is not None else None

@@ -1,0 +1,367 @@
+"""One table of a running pipeline: its state, and what is to be done with it next.
+
+The scheduler asks `next_job` and has the answer run in a pool; a table does one
+job at a time. Whatever a job raises ends here, as the table's `errored` state:
+no other table notices. The exceptions are the pipeline's own: a store that is
+lost leaves nowhere to write the error, so it fails the pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.failpoints import failpoint
+from penstock.pipeline.applier import Applier, ResyncWanted
+from penstock.pipeline.context import Interrupted, PipelineContext
+from penstock.pipeline.copier import Copier, TableGone
+from penstock.pipeline.failures import errored, failure_of
+from penstock.pipeline.rates import Meter
+from penstock.postgres.catalog import PublishedTable
+from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
+from penstock.states import (
+    DataSync,
+    Errored,
+    FinishedCopy,
+    Init,
+    Ready,
+    StoredState,
+    SyncDone,
+)
+from penstock.stores.base import MetadataStatus
+
+logger = logging.getLogger("penstock.pipeline.table")
+
+_MAINTENANCE_SECONDS = 30.0
+_QUIET_SECONDS = 2.0
+_MAINTENANCE_BATCHES = 64
+_STORE_PATIENCE = 5
+
+
+class Job(StrEnum):
+    COPY = "copy"
+    APPLY = "apply"
+    MAINTAIN = "maintain"
+
+
+class PipelineTable:
+    """A published table. `wake` tells the scheduler that there may be something to do."""
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        published: PublishedTable,
+        state: StoredState,
+        wake: Callable[[], None],
+        *,
+        published_before: bool = False,
+    ) -> None:
+        self._context = context
+        self._wake = wake
+        self._published_before = published_before
+        self._session = context.spark.newSession()
+        self._applier: Applier | None = None
+        self._attempts = state.attempts if isinstance(state, Errored) else 0
+        self._maintained_at = time.monotonic()
+        self._maintained_batches = 0
+        self._store_failures = 0
+        self._worked_at = 0.0
+        self.published = published
+        self.state = state
+        self.job: Job | None = None
+        self.leaving = False
+        self.rows = Meter()
+        self.applied = Meter()
+        self.batches = 0
+
+    @property
+    def id(self) -> TableId:
+        return self.published.schema.id
+
+    @property
+    def name(self) -> str:
+        return str(self.published.schema.name)
+
+    # What the scheduler and the status ask.
+
+    def next_job(self) -> Job | None:
+        """What to do now; None when there is nothing, or when it is being done."""
+        if self.job is not None or self.leaving:
+            return None
+        state = self.state
+        if isinstance(state, Errored):
+            if not _due(state):
+                return None
+            state = state.interrupted
+        if isinstance(state, Init | DataSync):
+            return Job.COPY
+        if self._wants_maintenance():
+            return Job.MAINTAIN
+        if self._applier is None or isinstance(state, SyncDone) or self._applier.has_work:
+            return Job.APPLY
+        return None
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When a retry comes due by itself."""
+        match self.state:
+            case Errored(retry=retry):
+                return retry.at
+            case _:
+                return None
+
+    @property
+    def idle_since(self) -> float:
+        """When it last had a turn: those that waited longest go first."""
+        return self._worked_at
+
+    @property
+    def cursor(self) -> Lsn | None:
+        """Up to where everything is durable at the destination, as the store has it."""
+        return self._applier.cursor if self._applier else None
+
+    @property
+    def position(self) -> Lsn:
+        """Up to where the destination equals the source: the journal's end if nothing waits."""
+        applier = self._applier
+        if applier is None:
+            return ZERO_LSN
+        end = self._context.journal.end
+        if applier.pending or applier.has_open_deliveries:
+            return applier.cursor
+        return max(end, applier.cursor)
+
+    # Jobs, each in a thread of a pool.
+
+    def run(self, job: Job) -> None:
+        """Do a job and clear it. Never raises for trouble that is the table's own."""
+        try:
+            self._session.sparkContext.setLocalProperty("spark.scheduler.pool", self.name)
+            match job:
+                case Job.COPY:
+                    self._copy()
+                case Job.APPLY:
+                    self._apply()
+                case Job.MAINTAIN:
+                    self._maintain()
+        except Interrupted:
+            logger.info("interrupted by shutdown", extra={"table": self.name})
+        except TableGone:
+            logger.info("table is not published any more", extra={"table": self.name})
+            # The next look at the publication finds the same and lets the table go.
+            self.leaving = True
+        except Exception as error:
+            if self._context.stopping.is_set() and job is Job.COPY:
+                logger.info("copy interrupted by shutdown", extra={"table": self.name})
+            else:
+                self._fail(error)
+        finally:
+            self._worked_at = time.monotonic()
+            self.job = None
+            self._wake()
+
+    def finish(self) -> None:
+        """At shutdown, when no job runs: make accepted writes safe and move the cursor."""
+        if self._applier is not None and not isinstance(self.state, Errored):
+            try:
+                self._applier.flush()
+            except Exception as error:
+                # What is not flushed stays before the cursor and is sent again.
+                logger.warning(
+                    "flush at shutdown failed",
+                    extra={"table": self.name, "reason": failure_of(error).loggable},
+                )
+
+    def reload(self) -> None:
+        """Follow a state that another process has stored (`penstock retry`, `resync`)."""
+        if isinstance(self.state, Errored):
+            stored = self._context.store.get_table_state(self.id)
+            if stored is not None and stored != self.state:
+                logger.info("state changed from outside", extra=self._extra(stored))
+                self.state = stored
+                self._attempts = 0
+                self._forget_applier()
+
+    def drop_changes(self, end: Lsn) -> None:
+        """Give up a set-aside table's segments up to `end`; it is copied again when retried."""
+        state = self.state
+        if not isinstance(state, Errored):
+            return
+        if not isinstance(state.interrupted, Init):
+            # The state first: killed before the segments go, it only says too early
+            # that they are gone. The other way round the gap would be silent.
+            self.enter(
+                Errored(
+                    f"{state.reason}; its changes up to {end} were dropped, because they took more"
+                    " than journal.max_table_bytes",
+                    f"{state.solution}; when it is retried, the table is copied again",
+                    state.retry,
+                    Init(),
+                    state.attempts,
+                )
+            )
+            self._forget_applier()
+        self._context.journal.retire({self.id: end})
+
+    def enter(self, state: StoredState) -> None:
+        """Store a state, then have it."""
+        self._context.store.update_table_state(self.id, state)
+        self.state = state
+        failpoint("state_changed")
+        if not isinstance(state, Errored):
+            logger.info("table is %s", state.name, extra=self._extra(state))
+
+    def _copy(self) -> None:
+        self._forget_applier()
+        self.rows.reset()
+        copier = Copier(self._context, self.published.schema, self._session, self.enter, self.rows)
+        copier.copy(published_before=self._published_before)
+        self._succeeded()
+
+    def _apply(self) -> None:
+        if isinstance(self.state, Errored):
+            self.enter(self.state.interrupted)
+        applier = self._applier or self._open_applier()
+        before = applier.batches
+        try:
+            applier.step()
+        except ResyncWanted:
+            self._forget_applier()
+            self.enter(Init())
+            return
+        if applier.batches > before:
+            self.batches += applier.batches - before
+        position = applier.passed_barrier()
+        if position is not None:
+            self._synchronise(applier, position)
+        elif isinstance(self.state, SyncDone):
+            self.enter(Ready(self.state.copy_id))
+        self._succeeded()
+
+    def _synchronise(self, applier: Applier, position: Lsn) -> None:
+        assert isinstance(self.state, FinishedCopy)
+        copy_id = self.state.copy_id
+        # The cursor before the state: with the state the filter is forgotten, and a
+        # cursor that still stood before the barrier would apply the copy's changes again.
+        applier.past_barrier(position)
+        self.enter(SyncDone(copy_id, position))
+        self.enter(Ready(copy_id))
+
+    def _open_applier(self) -> Applier:
+        assert isinstance(self.state, FinishedCopy | SyncDone | Ready)
+        applier = Applier(
+            self._context,
+            self._stored_schema(),
+            self.state,
+            self._session,
+            self.applied,
+            self._wake,
+        )
+        applier.open()
+        self._applier = applier
+        return applier
+
+    def _stored_schema(self) -> TableSchema:
+        """The version that the destination has."""
+        store = self._context.store
+        metadata = store.get_destination_table_metadata(self.id)
+        if metadata is not None:
+            version = metadata.snapshot_id
+            if metadata.status is MetadataStatus.APPLYING:
+                # A change was under way when we died; it is asked for again.
+                version = Lsn(version.value - 1)
+            schema = store.get_table_schema(self.id, version)
+            if schema is not None:
+                return schema
+        return self.published.schema
+
+    def _maintain(self) -> None:
+        applier = self._applier
+        if applier is None:
+            return
+        self._maintained_batches = self.batches
+        try:
+            self._context.destination.maintain(applier.schema)
+        except Exception as error:
+            # Housekeeping that fails harms nobody; the next batch would tell.
+            logger.warning(
+                "maintenance failed",
+                extra={"table": self.name, "reason": failure_of(error).loggable},
+            )
+        finally:
+            self._maintained_at = time.monotonic()
+
+    def _wants_maintenance(self) -> bool:
+        """Now and then, when the table is quiet; one that never is, after many batches."""
+        fresh = self.batches - self._maintained_batches
+        now = time.monotonic()
+        if fresh == 0 or now - self._maintained_at < _MAINTENANCE_SECONDS:
+            return False
+        quiet = now - self._worked_at >= _QUIET_SECONDS
+        return isinstance(self.state, Ready) and (quiet or fresh >= _MAINTENANCE_BATCHES)
+
+    def _succeeded(self) -> None:
+        self._attempts = self._store_failures = 0
+
+    def _fail(self, error: Exception) -> None:
+        failure = failure_of(error)
+        if failure.kind is ErrorKind.STORE:
+            self._bear_with_the_store(error)
+            return
+        if failure.kind is ErrorKind.INTERNAL:
+            self._require_spark()
+        interrupted = self.state.interrupted if isinstance(self.state, Errored) else self.state
+        self._attempts += 1
+        self._forget_applier()
+        state = errored(failure, interrupted, self._attempts, self._context.config)
+        self.enter(state)
+        logger.error(
+            "table set aside",
+            extra={**self._extra(state), "kind": str(failure.kind), "reason": failure.loggable},
+        )
+        logger.debug("where it failed", extra={"trace": traceback.format_tb(error.__traceback__)})
+
+    def _bear_with_the_store(self, error: Exception) -> None:
+        """Go on after a pause, as after a restart; but not for long."""
+        self._store_failures += 1
+        if self._store_failures > _STORE_PATIENCE:
+            raise error
+        logger.warning(
+            "store failed, trying again",
+            extra={"table": self.name, "reason": failure_of(error).loggable},
+        )
+        self._forget_applier()
+        self._context.stopping.wait(0.1 * 2**self._store_failures)
+
+    def _require_spark(self) -> None:
+        """When Spark itself is gone, that is no table's failure."""
+        try:
+            self._context.spark.sql("SELECT 1").collect()
+        except Exception as error:
+            raise PenstockError(
+                ErrorKind.INTERNAL,
+                "the Spark session does not answer any more",
+                hint="look at the driver's log and memory, then start the pipeline again:"
+                " nothing is lost",
+            ) from error
+
+    def _forget_applier(self) -> None:
+        if self._applier is not None:
+            self._applier.abandon()
+            self._applier = None
+
+    def _extra(self, state: StoredState) -> dict[str, object]:
+        extra: dict[str, object] = {"table": self.name, "state": state.name}
+        if isinstance(state, Errored):
+            extra |= {"retry": state.retry.kind, "attempts": state.attempts}
+        return extra
+
+
+def _due(state: Errored) -> bool:
+    retry = state.retry
+    return retry.kind == "timed" and retry.at is not None and retry.at <= datetime.now(UTC)
