@@ -17,8 +17,10 @@ counts as trouble that passes.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -26,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.schema import Lsn, TableName
+from penstock.schema import Lsn, TableName, quote_identifier
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -167,6 +169,92 @@ def _pin_the_rest(session: Session, *, replication: bool) -> None:
         session.execute("; ".join(f"SET {k} = {v}" for k, v in wrong.items()).encode())
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """How libpq says that there is no session, and what that means."""
+
+    pattern: str
+    kind: ErrorKind
+    message: str
+    hint: str
+
+
+_REFUSALS = (
+    _Refusal(
+        r'database ".*" does not exist',
+        ErrorKind.SOURCE_CONFIGURATION,
+        'there is no database "{database}" at {server}',
+        "set pg_connection.dbname to the database that has the publication",
+    ),
+    _Refusal(
+        r"start wal ?sender",
+        ErrorKind.SOURCE_PRIVILEGE,
+        'role "{user}" may not replicate from {server}',
+        "ALTER ROLE {quoted_user} REPLICATION;",
+    ),
+    _Refusal(
+        r"permission denied for database",
+        ErrorKind.SOURCE_PRIVILEGE,
+        'role "{user}" may not connect to database "{database}" at {server}',
+        "GRANT CONNECT ON DATABASE {quoted_database} TO {quoted_user};",
+    ),
+    _Refusal(
+        r"pg_hba\.conf",
+        ErrorKind.SOURCE_AUTHENTICATION,
+        'no rule of {server} lets role "{user}" in from here: {reason}',
+        "add a line for this role, database and address to the server's pg_hba.conf"
+        " (replication needs none of its own) and reload it",
+    ),
+    _Refusal(
+        r'role ".*" (does not exist|is not permitted to log in)'
+        r"|authentication failed|no password supplied",
+        ErrorKind.SOURCE_AUTHENTICATION,
+        '{server} does not accept role "{user}": {reason}',
+        "check user and password of pg_connection (or PGPASSWORD, or the password file),"
+        " and that the role exists and may log in",
+    ),
+    _Refusal(
+        r"too many (clients|connections)|remaining connection slots|max_wal_senders",
+        ErrorKind.SOURCE_CONNECTION,
+        "{server} has no connection left: {reason}",
+        "wait, close other connections, or raise max_connections and max_wal_senders"
+        " (or the role's CONNECTION LIMIT)",
+    ),
+    _Refusal(
+        r"starting up|shutting down|not (yet )?accepting connections|recovery mode",
+        ErrorKind.SOURCE_CONNECTION,
+        "{server} takes no connections at the moment: {reason}",
+        "wait until the server is up",
+    ),
+    _Refusal(
+        r"does not support SSL|certificate|sslmode|SSL error",
+        ErrorKind.SOURCE_CONFIGURATION,
+        "no TLS connection to {server} with these settings: {reason}",
+        "check sslmode, sslrootcert, sslcert and sslkey of pg_connection",
+    ),
+    _Refusal(
+        r"^(connection is bad: )?invalid |unrecognized|definition of service|unsupported startup",
+        ErrorKind.CONFIG,
+        "cannot connect to {server} with these settings: {reason}",
+        "mend that setting in pg_connection; a connection pooler in between does not do",
+    ),
+)
+_UNREACHABLE = _Refusal(
+    "",
+    ErrorKind.SOURCE_CONNECTION,
+    "cannot connect to Postgres at {server}: {reason}",
+    "check host and port of pg_connection, that the server runs, that it listens there"
+    " (listen_addresses) and that no firewall is between",
+)
+# A server may speak another language; libpq at least tells that it asked for a password.
+_UNKNOWN_PASSWORD = _Refusal(
+    "",
+    ErrorKind.SOURCE_AUTHENTICATION,
+    '{server} wants a password for role "{user}": {reason}',
+    "set the password in pg_connection, PGPASSWORD or the password file",
+)
+
+
 def _refused(error: psycopg.Error, conninfo: str) -> PenstockError:
     """Why there is no session, from libpq's text: there is no SQLSTATE to go by."""
     given = conninfo_to_dict(conninfo)
@@ -177,89 +265,23 @@ def _refused(error: psycopg.Error, conninfo: str) -> PenstockError:
             tried[name] = known.decode(errors="replace") or tried[name]
     user = tried["user"] or "?"
     database = tried["dbname"] or user
-    server = f"{tried['host'] or 'localhost'} port {tried['port'] or 5432}"
+    timed_out = isinstance(error, psycopg.errors.ConnectionTimeout)
     text = str(error)
-    reason = _reason(text)
-
-    def says(*fragments: str) -> bool:
-        return any(fragment in text for fragment in fragments)
-
-    if says("database") and says("does not exist") and not says("role"):
-        return PenstockError(
-            ErrorKind.SOURCE_CONFIGURATION,
-            f'there is no database "{database}" at {server}',
-            hint="set pg_connection.dbname to the database that has the publication",
-        )
-    if says("start walsender", "start WAL sender", "must be superuser or replication role"):
-        return PenstockError(
-            ErrorKind.SOURCE_PRIVILEGE,
-            f'role "{user}" may not replicate from {server}',
-            hint=f'ALTER ROLE "{user}" REPLICATION;',
-        )
-    if says("permission denied for database"):
-        return PenstockError(
-            ErrorKind.SOURCE_PRIVILEGE,
-            f'role "{user}" may not connect to database "{database}" at {server}',
-            hint=f'GRANT CONNECT ON DATABASE "{database}" TO "{user}";',
-        )
-    if says("no pg_hba.conf entry"):
-        return PenstockError(
-            ErrorKind.SOURCE_AUTHENTICATION,
-            f"{server} lets nobody in from here as role {user!r}: {reason}",
-            hint="add a line for this role, database and address to the server's pg_hba.conf"
-            " (replication needs no line of its own) and reload it",
-        )
-    if _is_authentication(error, text):
-        return PenstockError(
-            ErrorKind.SOURCE_AUTHENTICATION,
-            f'{server} does not accept role "{user}": {reason}',
-            hint="check user and password of pg_connection (or PGPASSWORD, or the password"
-            " file), and that the role exists and may log in",
-        )
-    if says(
-        "too many clients", "too many connections", "remaining connection slots", "max_wal_senders"
-    ):
-        return PenstockError(
-            ErrorKind.SOURCE_CONNECTION,
-            f"{server} has no connection left: {reason}",
-            hint="wait, close other connections, or raise max_connections and max_wal_senders"
-            " (or the role's CONNECTION LIMIT)",
-        )
-    if says("starting up", "shutting down", "not accepting connections", "recovery mode"):
-        return PenstockError(
-            ErrorKind.SOURCE_CONNECTION,
-            f"{server} takes no connections at the moment: {reason}",
-            hint="wait until the server is up",
-        )
-    if says("does not support SSL", "certificate", "sslmode", "SSL error"):
-        return PenstockError(
-            ErrorKind.SOURCE_CONFIGURATION,
-            f"no TLS connection to {server} with these settings: {reason}",
-            hint="check sslmode, sslrootcert, sslcert and sslkey of pg_connection",
-        )
-    if says("invalid ", "unrecognized ", "definition of service"):
-        return PenstockError(
-            ErrorKind.CONFIG,
-            f"cannot connect to {server} with these settings: {reason}",
-            hint="mend that setting in pg_connection",
-        )
-    if isinstance(error, psycopg.errors.ConnectionTimeout) or says("timeout expired"):
-        reason = "no answer in time"
+    words = {
+        "server": f"{tried['host'] or 'localhost'} port {tried['port'] or 5432}",
+        "user": user,
+        "quoted_user": quote_identifier(user),
+        "database": database,
+        "quoted_database": quote_identifier(database),
+        "reason": "no answer in time" if timed_out else _reason(text),
+    }
+    otherwise = _UNREACHABLE
+    if error.pgconn is not None and error.pgconn.needs_password:
+        otherwise = _UNKNOWN_PASSWORD
+    refusal = next((r for r in _REFUSALS if re.search(r.pattern, text, re.I)), otherwise)
     return PenstockError(
-        ErrorKind.SOURCE_CONNECTION,
-        f"cannot connect to Postgres at {server}: {reason}",
-        hint="check host and port of pg_connection, that the server runs, listens there"
-        " (listen_addresses) and that no firewall is between",
+        refusal.kind, refusal.message.format(**words), hint=refusal.hint.format(**words)
     )
-
-
-def _is_authentication(error: psycopg.Error, text: str) -> bool:
-    fragments = ("authentication failed", "role", "no password supplied", "not permitted to log in")
-    if any(fragment in text for fragment in fragments) and "too many" not in text:
-        return True
-    # A server that speaks another language: a password was asked for and did
-    # not help. (`needs_password` is true when none was given.)
-    return bool(error.pgconn and error.pgconn.needs_password)
 
 
 def _reason(text: str) -> str:
