@@ -180,7 +180,7 @@ def parse_timestamps(
         day = _day(buffer, at, year_length, end != at + lengths[i])
         at += year_length + 6
         time = _time_of_day(buffer, at)
-        if min(day, time) == _NOWHERE:
+        if time == _NOWHERE or day < _FIRST_DAY - 1 or day > _LAST_DAY + 1:
             continue
         at += 9
         if at < end and buffer[at] == _POINT:
