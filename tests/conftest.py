@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,16 @@ class Database:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that all tests share; one that kills its server makes its own."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
+def server() -> Iterator[EmbeddedPostgres]:
+    """A server that all tests share; one that kills its server makes its own.
+
+    Not below pytest's own directory: when root runs the tests the server is
+    another user's, and the next pytest to start closes that directory to others.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-tests-") as directory,
+        EmbeddedPostgres(Path(directory) / "postgres") as server,
+    ):
         yield server
 
 

@@ -1,0 +1,154 @@
+"""The journal's files: contiguous, exclusive, retired without a gap."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.journal.journal import Journal, JournalOwner, JournalWriter
+from penstock.journal.manifest import ChangeCounts
+from penstock.journal.segment import Chunk, write_segment
+from penstock.schema import ZERO_LSN, ColumnSchema, Lsn, TableId, TableName, TableSchema, ValueKind
+from penstock.schema import ValueType as Type
+
+A, B = TableId(1), TableId(2)
+LONG = Type(ValueKind.LONG)
+
+
+def schema(table: TableId, version: int = 10) -> TableSchema:
+    column = ColumnSchema("id", 1, LONG, 20, nullable=False, key_position=0)
+    return TableSchema(table, TableName("public", f"t{table}"), (column,), version=Lsn(version))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> JournalWriter:
+    writer = JournalWriter(tmp_path / "journal")
+    writer.claim(JournalOwner("slot", "1", "db"))
+    writer.append(Lsn(10), start=Lsn(10))
+    return writer
+
+
+def flush(writer: JournalWriter, end: int, *tables: TableId, new: tuple[TableSchema, ...] = ()):
+    segments = []
+    for table in tables:
+        path = writer.segment_path(table, f"{end}.parquet")
+        rows = pa.table({"op": ["i"], "commit_lsn": [end], "tx_ordinal": [0]})
+        chunk = Chunk(schema(table), rows, ChangeCounts(inserts=1), False, 0, (end, end), ())
+        segments.append(write_segment(path, writer.root, [chunk]))
+    return writer.append(Lsn(end), schemas=new, segments=tuple(segments))
+
+
+def reopened(writer: JournalWriter) -> Journal:
+    journal = Journal(writer.root)
+    journal.refresh()
+    return journal
+
+
+def ends(journal: Journal, table: TableId, after: int = 0) -> list[int]:
+    return [flush.end.value for flush in journal.pending(table, Lsn(after))]
+
+
+def test_a_reader_follows_what_is_appended(writer: JournalWriter) -> None:
+    journal = reopened(writer)
+    assert (journal.start, journal.end) == (Lsn(10), Lsn(10))
+    flush(writer, 20, A, new=(schema(A),))
+    flush(writer, 30, A, B, new=(schema(B),))
+    assert journal.refresh() == 2
+    assert journal.end == Lsn(30)
+    assert ends(journal, A) == [20, 30]
+    assert ends(journal, A, after=20) == [30]
+    assert journal.schema(B, Lsn(10)) == schema(B)
+
+
+def test_a_journal_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "nothing")
+    assert journal.refresh() == 0
+    assert journal.empty
+
+
+def test_a_number_is_given_once(writer: JournalWriter) -> None:
+    other = JournalWriter(writer.root)
+    other.refresh()
+    flush(writer, 20, A)
+    with pytest.raises(PenstockError, match="written by somebody else"):
+        flush(other, 25, A)
+    assert reopened(writer).end == Lsn(20)
+
+
+def test_a_manifest_that_does_not_continue_is_refused(writer: JournalWriter) -> None:
+    writer.append(Lsn(40), start=Lsn(30))
+    with pytest.raises(PenstockError, match="starts at 0/1E"):
+        reopened(writer)
+
+
+def test_litter_goes_and_named_segments_stay(writer: JournalWriter) -> None:
+    flush(writer, 20, A)
+    named = set(writer.segments_directory.glob("*/*"))
+    writer.segment_path(A, "litter.parquet").write_bytes(b"half")
+    (writer.manifests_directory / ".0000000009.json.1.tmp").write_text("{")
+    fresh = JournalWriter(writer.root)
+    fresh.refresh()
+    assert fresh.remove_litter() == 2
+    assert set(writer.segments_directory.glob("*/*")) == named
+
+
+def test_what_a_table_has_passed_goes_and_others_stay(writer: JournalWriter) -> None:
+    flush(writer, 20, A, B, new=(schema(A), schema(B)))
+    flush(writer, 30, A)
+    flush(writer, 40, B)
+    journal = reopened(writer)
+    journal.retire({A: Lsn(30)})
+    for each in (journal, reopened(writer)):
+        assert ends(each, A) == []
+        assert ends(each, B) == [20, 40]
+        assert not each.reaches_back_to(A, Lsn(20))
+        assert each.reaches_back_to(A, Lsn(30))
+        assert each.reaches_back_to(B, ZERO_LSN)
+        assert each.first_cursor(A) == Lsn(30)
+    assert len(list((writer.segments_directory / "1").iterdir())) == 0
+
+
+def test_manifests_go_from_the_oldest_on_and_their_schemas_stay(writer: JournalWriter) -> None:
+    flush(writer, 20, A, new=(schema(A),))
+    flush(writer, 30, A)
+    flush(writer, 40)
+    journal = reopened(writer)
+    journal.retire({A: Lsn(40)})
+    again = reopened(writer)
+    assert (again.start, again.end) == (Lsn(30), Lsn(40))
+    assert again.latest_schemas()[A] == schema(A)
+    assert len(list(writer.manifests_directory.iterdir())) == 1
+    flush(writer, 50, A)
+    assert again.refresh() == 1
+    assert ends(again, A) == [50]
+
+
+def test_a_writer_goes_on_after_everything_was_retired(writer: JournalWriter) -> None:
+    flush(writer, 20, A, new=(schema(A),))
+    journal = reopened(writer)
+    flush(writer, 30, A)
+    journal.refresh()
+    journal.retire({A: Lsn(30)})
+    restarted = JournalWriter(writer.root)
+    restarted.refresh()
+    restarted.remove_litter()
+    flush(restarted, 40, A)
+    assert ends(reopened(writer), A) == [40]
+
+
+def test_retention_keeps_what_is_young(writer: JournalWriter) -> None:
+    flush(writer, 20, A)
+    journal = reopened(writer)
+    assert journal.retire({A: Lsn(20)}, retention=timedelta(hours=1)) == 0
+    assert ends(journal, A) == [20]
+
+
+def test_the_writer_keeps_no_index(writer: JournalWriter) -> None:
+    for end in range(20, 60):
+        flush(writer, end, A)
+    assert writer.bytes == 0
+    assert writer.end == Lsn(59)

@@ -1,0 +1,76 @@
+"""A receiver process killed at every durable step, and a new one after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+
+def run_until_killed(
+    running: Any, failpoint: str, meanwhile: Callable[[int], None] = lambda number: None
+) -> None:
+    """Start a receiver process that dies at `failpoint`; call `meanwhile` until it has."""
+    config = running.config.model_dump(mode="json")
+    config["pg_connection"] = running.config.pg_connection.parameters()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "penstock.journal.receiver"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PENSTOCK_FAILPOINT": failpoint},
+    )
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(config).encode() + b"\n")
+    child.stdin.flush()
+    number = 0
+    while child.poll() is None:
+        number += 1
+        meanwhile(number)
+    assert child.wait() == -signal.SIGKILL
+    child.stdin.close()
+
+
+@pytest.fixture
+def stopped(receiver: Any, database: Any) -> Any:
+    """A receiver with a table `t` that has run and stopped."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        connection.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    running = receiver()
+    running.stop()
+    return running
+
+
+@pytest.mark.parametrize("failpoint", ["journal_claimed", "slot_created", "journal_begun"])
+def test_a_first_start_that_was_killed_is_repeated(stopped: Any, failpoint: str) -> None:
+    stopped.execute(f"SELECT pg_drop_replication_slot('{stopped.config.slot_name}')")
+    shutil.rmtree(stopped.config.journal_path)
+    run_until_killed(stopped, failpoint)
+    stopped.start()
+    stopped.execute("INSERT INTO t VALUES (1, 'x')")
+    assert [change["after"]["id"] for change in stopped.changes("t")] == [1]
+
+
+@pytest.mark.parametrize("failpoint", ["segment_written:3", "manifest_created:2", "acknowledged:2"])
+def test_a_killed_receiver_loses_nothing_and_repeats_nothing(
+    stopped: Any, database: Any, failpoint: str
+) -> None:
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+
+        def work(number: int) -> None:
+            connection.execute("INSERT INTO t VALUES (%s, 'x')", [number])
+            connection.execute("UPDATE t SET v = 'y' WHERE id = %s", [number // 2])
+
+        run_until_killed(stopped, failpoint, work)
+    stopped.start()
+    stopped.assert_replay_equals_source("t")
+    positions = [(c["commit_lsn"], c["tx_ordinal"]) for c in stopped.changes("t")]
+    assert len(positions) == len(set(positions)), "a change is there twice"
