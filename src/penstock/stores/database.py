@@ -17,17 +17,20 @@ SQLAlchemy ever holds the password.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from pydantic import SecretStr
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.stores.tables import POSTGRES_SCHEMA
@@ -45,10 +48,14 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        self._secrets: list[str] = []
+        self._secrets: list[SecretStr] = []
         scheme, separator, rest = url.partition("://")
         scheme = scheme.lower()
         if scheme in _POSTGRES_SCHEMES:
+            authority, _, path = rest.partition("?")[0].partition("/")
+            if "@" in path or authority.count("@") > 1:
+                # libpq would take a part of the password for a host and tell it to everybody.
+                raise _invalid_postgres_url()
             self._engine = self._postgres(f"postgresql://{rest}")
         elif not separator and "=" in url:
             self._engine = self._postgres(url)
@@ -67,11 +74,14 @@ class Database:
 
     def exists(self) -> bool:
         """Whether there is a place to look into. Only a file can be missing altogether."""
-        return self.is_postgres or self._file is None or self._file.exists()
+        try:
+            return self.is_postgres or self._file is None or self._file.exists()
+        except PermissionError:
+            return True  # opening it will tell what is wrong
 
     @contextmanager
     def read(self, what: str) -> Iterator[Connection]:
-        """A transaction that sees one consistent state (SQLite) and changes nothing."""
+        """A transaction that takes no lock: it waits for no writer, and none waits for it."""
         with self._told(f"cannot read {what} from"), self._engine.begin() as connection:
             yield connection
 
@@ -84,34 +94,35 @@ class Database:
             connection.begin(),
         ):
             if self.is_postgres:
-                connection.execute(_DURABLE_COMMIT)
+                connection.execute(_SAFE_COMMIT)
             yield connection
 
     def _sqlite(self, url: str) -> Engine:
         try:
-            database = make_url(url).database
-        except ArgumentError as error:
+            given = make_url(url)
+        except ArgumentError:
+            given = None
+        if given is None or given.query or given.host:
             raise PenstockError(
                 ErrorKind.CONFIG,
-                f"{url} is not a valid SQLite URL",
-                hint="write sqlite:///relative/path.db or sqlite:////absolute/path.db",
-            ) from error
+                f"{url} is not the URL of an SQLite file",
+                hint="write sqlite:///relative/path.db or sqlite:////absolute/path.db, and no more",
+            )
+        in_memory = given.database in (None, "", ":memory:")
         # Absolute from the start: a later chdir must not lead to another file.
-        in_memory = database in (None, "", ":memory:")
-        self._file = None if in_memory else Path(database or "").absolute()
+        self._file = None if in_memory else Path(given.database or "").absolute()
         self.place = f"sqlite:///{self._file or ':memory:'}"
         engine = create_engine(
-            self.place,
+            URL.create("sqlite", database=str(self._file or ":memory:")),
             hide_parameters=True,
-            # A memory database is its connection.
-            **(_POOL | {"poolclass": StaticPool} if in_memory else _POOL_OF_ONE),
+            **({"poolclass": StaticPool} if in_memory else _POOL_OF_ONE),
             connect_args={"timeout": LOCK_TIMEOUT_SECONDS, "check_same_thread": False},
         )
 
         @event.listens_for(engine, "connect")
-        def _configure(connection: Any, _: Any) -> None:
+        def _configure(connection: sqlite3.Connection, _: Any) -> None:
             connection.isolation_level = None  # sqlite3 must not begin transactions by itself
-            connection.execute("PRAGMA journal_mode = WAL")
+            _switch_to_wal(connection)
             connection.execute("PRAGMA synchronous = FULL")
 
         @event.listens_for(engine, "begin")
@@ -127,13 +138,12 @@ class Database:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.Error:
             # libpq quotes the part it stumbled over, which may be the password.
-            raise PenstockError(
-                ErrorKind.CONFIG,
-                "the store's Postgres URL is not valid",
-                hint="write postgresql://user:password@host:5432/dbname, with special characters "
-                "of the password percent-encoded (@ is %40)",
-            ) from None
-        self._secrets = [str(parameters[name]) for name in _SECRETS if parameters.get(name)]
+            raise _invalid_postgres_url() from None
+        if not str(parameters.get("port", 5432)).replace(",", "").isdecimal():
+            raise _invalid_postgres_url()
+        self._secrets = [
+            SecretStr(str(parameters[name])) for name in _SECRETS if parameters.get(name)
+        ]
         self.place = "postgresql://{user}{host}{port}/{dbname}".format(
             user=f"{parameters['user']}@" if parameters.get("user") else "",
             host=parameters.get("host", ""),
@@ -167,7 +177,7 @@ class Database:
         except DBAPIError as error:
             told = "; ".join(line.strip() for line in str(error.orig).splitlines() if line.strip())
             for secret in self._secrets:
-                told = told.replace(secret, "***")
+                told = told.replace(secret.get_secret_value(), "***")
             raise PenstockError(
                 ErrorKind.STORE,
                 f"{trouble} the store {self.place}: {told}",
@@ -176,10 +186,11 @@ class Database:
 
     def _hint(self, told: str) -> str:
         if self._file is not None:
-            if not self._file.parent.is_dir():
-                return f"create the directory {self._file.parent}, or change the store's URL"
-            if self._file.is_dir():
-                return f"{self._file} is a directory; the store's URL must name a file"
+            with suppress(PermissionError):
+                if not self._file.parent.is_dir():
+                    return f"create the directory {self._file.parent}, or change the store's URL"
+                if self._file.is_dir():
+                    return f"{self._file} is a directory; the store's URL must name a file"
         return next(
             (hint for sign, hint in _HINTS.items() if sign in told),
             "look at the database's own log"
@@ -188,17 +199,21 @@ class Database:
         )
 
 
-_POOL: dict[str, Any] = {"poolclass": QueuePool}
-_POOL_OF_ONE: dict[str, Any] = _POOL | {"pool_size": 1, "max_overflow": 0}
+_POOL_OF_ONE: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
 
-_DURABLE_COMMIT = text(
-    "SELECT set_config('synchronous_commit', 'on', true)"
-    " WHERE current_setting('synchronous_commit') = 'off'"
+# Both last for the transaction only.
+_SAFE_COMMIT = text(
+    f"SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_SECONDS}s', true),"
+    " CASE current_setting('synchronous_commit') WHEN 'off'"
+    " THEN set_config('synchronous_commit', 'on', true) END"
 )
 
+_LOCKED = (
+    f"another process has held the store's lock for {LOCK_TIMEOUT_SECONDS} s; stop it, or try again"
+)
 _HINTS = {
-    "database is locked": f"another process has held the store's lock for {LOCK_TIMEOUT_SECONDS} s;"
-    " stop it, or try again",
+    "database is locked": _LOCKED,
+    "lock timeout": _LOCKED,
     "file is not a database": "the store's URL names a file that is not an SQLite database;"
     " move it away or name another",
     "readonly database": "make the store's file and its directory writable",
@@ -210,3 +225,29 @@ _HINTS = {
     f" ..., or create it beforehand: CREATE SCHEMA {POSTGRES_SCHEMA} AUTHORIZATION ...",
     "connection": "check that the store's Postgres runs and can be reached from here",
 }
+
+
+def _is_busy(error: BaseException) -> bool:
+    name = getattr(error, "sqlite_errorname", "")
+    return isinstance(error, sqlite3.OperationalError) and name.startswith("SQLITE_BUSY")
+
+
+@retry(
+    retry=retry_if_exception(_is_busy),
+    stop=stop_after_delay(LOCK_TIMEOUT_SECONDS),
+    wait=wait_random(0.005, 0.05),
+    reraise=True,
+)
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    # When two processes make this switch in a new file at once, SQLite tells one
+    # of them that it is busy, at once and whatever its timeout is.
+    connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _invalid_postgres_url() -> PenstockError:
+    return PenstockError(
+        ErrorKind.CONFIG,
+        "the store's Postgres URL is not valid",
+        hint="write postgresql://user:password@host:5432/dbname, with special characters "
+        "of the password percent-encoded (@ is %40, / is %2F)",
+    )

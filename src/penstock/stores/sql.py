@@ -10,6 +10,9 @@ Other processes may read the same storage (`penstock status`) and even write it
 (`penstock retry`); `load_*` brings the cache up to date with them. Because of
 them every rule that depends on what is stored (the next place in a history,
 progress that never goes back) is decided by the database, not by the cache.
+
+A connection that breaks during COMMIT leaves open whether the write happened; it
+is reported as failed, and every write may be repeated.
 """
 
 from __future__ import annotations
@@ -69,9 +72,16 @@ class SqlStore(CachedStore):
     def open(self, pipeline_id: str) -> None:
         with self._storage:
             self._require_free(pipeline_id)
-            self._make_ready()
-            self._pipeline_id = pipeline_id
+            if self._pipeline_id == pipeline_id:
+                return
             try:
+                self._make_ready()
+                self._pipeline_id = pipeline_id
+                if self._create:
+                    # A predecessor that was killed may have a commit under way in
+                    # the server. It holds the pipeline's row, so wait for that row.
+                    with self._write("the pipeline"):
+                        pass
                 self.load_table_states()
                 self.load_table_schemas()
                 self.load_destination_tables_metadata()
