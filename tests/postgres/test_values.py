@@ -231,6 +231,12 @@ def test_long_decimals_round_to_the_nearest_double(parts: list[tuple[str, str]])
     assert array.to_pylist() == [float(number) for number in numbers]
 
 
+def test_zeros_do_not_count_as_digits() -> None:
+    numbers = ["0." + "0" * 30, "0" * 30, "0." + "0" * 25 + "123", "-0." + "0" * 17 + "5"]
+    array = decoded([number.encode() for number in numbers], DOUBLE).array
+    assert array.to_pylist() == [float(number) for number in numbers]
+
+
 def test_a_numeric_too_large_for_a_double_is_bad() -> None:
     result = decoded([b"1" + b"0" * 400, b"-1" + b"0" * 308, b"NaN", b"2e308"], DOUBLE)
     assert result.bad.tolist() == [0, 3]

@@ -3,7 +3,7 @@
 A kernel is a function over whole buffers that Numba compiles: it holds no GIL
 and is kept compiled on disk, so that a process pays for compiling once per
 machine. Numba notices a change only in the file a kernel stands in, so kernels
-call no compiled function of another module; the three instructions below, which
+call no compiled function of another module; the instructions below, which
 plain Python cannot express, are the exception.
 """
 
@@ -53,6 +53,17 @@ def _copy_bytes(_context: Any, target: Any, _at: Any, source: Any, _from: Any, _
     return signature, generate
 
 
+def _load_word(_context: Any, source: Any, _at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.gep(data, [arguments[1]])
+        return builder.load(
+            builder.bitcast(pointer, ir.PointerType(ir.IntType(64))), align=1, typ=ir.IntType(64)
+        )
+
+    return types.uint64(source, types.int64), generate
+
+
 def _multiply_high(_context: Any, _left: Any, _right: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)
@@ -72,6 +83,9 @@ def _leading_zeros(_context: Any, _bits: Any) -> Any:
 
 copy_bytes: Any = intrinsic(_copy_bytes)
 """`copy_bytes(target, at, source, from, count)`: memcpy between two byte arrays."""
+
+load_word: Any = intrinsic(_load_word)
+"""`load_word(source, at)`: eight bytes as one uint64, the first byte lowest."""
 
 multiply_high: Any = intrinsic(_multiply_high)
 """`multiply_high(a, b)`: the upper 64 bits of the 128-bit product of two uint64."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.postgres.kernels import byte, kernel, leading_zeros, multiply_high, word
+from penstock.postgres.kernels import byte, kernel, leading_zeros, load_word, multiply_high, word
 
 _MINUS, _PLUS, _POINT = ord("-"), ord("+"), ord(".")
 _LOW_HALF = word(0xFFFFFFFF)
+_EVERY_OTHER_PAIR = word(0x000000FF000000FF)
 
 
 @kernel
@@ -223,6 +224,38 @@ def _is_word(buffer: np.ndarray, at: int, end: int, text: np.ndarray) -> bool:
 
 
 @kernel
+def _digits(buffer: np.ndarray, at: int, end: int, number: Any) -> tuple[Any, int]:
+    """The number with the digits from `at` on behind its own, and where they end.
+
+    Eight digits are taken at once: `digits` has one in each byte, the pairs of
+    them become numbers below 100, and two multiplications put those together.
+    """
+    while at + 8 <= end:
+        digits = load_word(buffer, at) ^ word(0x3030303030303030)
+        if ((digits + word(0x7676767676767676)) | digits) & word(0x8080808080808080):
+            break
+        pairs = digits * word(10) + (digits >> word(8))
+        outer = (pairs & _EVERY_OTHER_PAIR) * word(100 + (1_000_000 << 32))
+        inner = ((pairs >> word(16)) & _EVERY_OTHER_PAIR) * word(1 + (10_000 << 32))
+        number = number * word(100_000_000) + ((outer + inner) >> word(32))
+        at += 8
+    while at < end and byte(buffer[at] - 48) < 10:
+        number = number * word(10) + word(byte(buffer[at] - 48))
+        at += 1
+    return number, at
+
+
+@kernel
+def _leading_zeros(buffer: np.ndarray, at: int, end: int) -> int:
+    """How many zeros stand before the first other digit."""
+    zeros = 0
+    while at < end and (buffer[at] == 48 or buffer[at] == _POINT):
+        zeros += buffer[at] == 48
+        at += 1
+    return zeros
+
+
+@kernel
 def _exponent(buffer: np.ndarray, at: int, end: int) -> tuple[int, bool]:
     """The number behind `e`, and whether there is one."""
     letter = buffer[at]
@@ -267,42 +300,35 @@ def parse_doubles(
         if buffer[at] == _MINUS:
             sign = word(1 << 63)
             at += 1
-        digits = word(0)
-        significant = 0
+        digits, point = _digits(buffer, at, end, word(0))
+        count = point - at
         exponent = 0
-        seen = 0
-        pointed = 0
-        while at < end:
-            digit = byte(buffer[at] - 48)
-            if digit > 9:
-                if buffer[at] != _POINT or pointed:
-                    break
-                pointed = 1
-            else:
-                seen += 1
-                digits = digits * word(10) + word(digit)
-                significant += significant > 0 or digit > 0
-                exponent -= pointed
-            at += 1
-        if seen == 0:
-            if not _is_word(buffer, at, end, _INFINITY):
-                if sign or not _is_word(buffer, at, end, _NAN):
-                    continue
+        if point < end and buffer[point] == _POINT:
+            digits, behind = _digits(buffer, point + 1, end, digits)
+            exponent = point + 1 - behind
+            count -= exponent
+            point = behind
+        if count > 19:  # too many for 64 bits, unless they are zeros
+            count -= _leading_zeros(buffer, at, point)
+        elif count == 0:
+            if _is_word(buffer, at, end, _INFINITY):
+                bits[i] = sign | word(0x7FF0000000000000)
+            elif _is_word(buffer, at, end, _NAN) and not sign:
                 bits[i] = word(0x7FF8000000000000)
             else:
-                bits[i] = sign | word(0x7FF0000000000000)
+                continue
             validity[i >> 3] |= byte(1 << (i & 7))
             valid += 1
             continue
-        if at < end:
-            explicit, well_formed = _exponent(buffer, at, end)
+        if point < end:
+            explicit, well_formed = _exponent(buffer, point, end)
             if not well_formed:
                 continue
             exponent += explicit
         validity[i >> 3] |= byte(1 << (i & 7))
         valid += 1
         nearest = _nearest_double(digits, exponent, powers)
-        if significant > 19 or nearest == word(0xFFFFFFFFFFFFFFFF):
+        if count > 19 or nearest == word(0xFFFFFFFFFFFFFFFF):
             hard[hard_count] = i
             hard_count += 1
         else:
