@@ -1,0 +1,113 @@
+"""The destination contract. Write one class from this file alone.
+
+A destination gets tables whole (`write_table_rows`, once per copy) and then
+their changes (`write_events`, batch after batch). Calls for one table never
+overlap and come in order; calls for different tables come from several threads
+at once. An exception sets that one table aside, with the exception's text as the
+reason, and the same call comes again when the table is retried.
+
+What a method returns says how safe the data is:
+
+- `WriteStatus.DURABLE`: it survives a crash, and so does everything accepted
+  before. The table's cursor moves.
+- `WriteStatus.ACCEPTED`: taken, not yet safe. The cursor waits for a later
+  `DURABLE`, or for `flush`.
+- a `concurrent.futures.Future`: accepted now, durable or failed when it completes.
+
+A destination that commits a batch together with its end position tells it in
+`position` and gets each change exactly once. Any other gets batches at least
+once, possibly with other boundaries, and makes its writes idempotent by key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.schema import Lsn, TableSchema
+from penstock.spark.changes import ChangeBatch, TableRows
+from penstock.stores.base import DestinationStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class WriteStatus(Enum):
+    DURABLE = "durable"
+    ACCEPTED = "accepted"
+
+
+WriteResult = WriteStatus | Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationContext:
+    """What surrounds a destination while a pipeline runs."""
+
+    pipeline_id: str
+    spark: SparkSession
+    store: DestinationStore
+
+
+class SchemaChangeAction(Enum):
+    CONTINUE = "continue"
+    RESYNC = "resync"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """From `old` to `new`; `new.version` is the position at which it begins."""
+
+    old: TableSchema
+    new: TableSchema
+
+
+class Destination(ABC):
+    """Where tables go."""
+
+    name: ClassVar[str]
+
+    def startup(self, context: DestinationContext) -> None:  # noqa: B027
+        """Called once, before anything else."""
+
+    def shutdown(self) -> None:  # noqa: B027
+        """Called once, after the last call; not after a crash."""
+
+    @abstractmethod
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Make ready for a fresh copy. Idempotent.
+
+        Writes accepted earlier for this table must not appear any more. Drop
+        the table or, better, keep it readable and let the next
+        `write_table_rows` replace it in one step.
+        """
+
+    @abstractmethod
+    def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteResult:
+        """Take a whole copied table; called for empty tables too, so that the table exists."""
+
+    @abstractmethod
+    def write_events(self, batch: ChangeBatch) -> WriteResult:
+        """Take one batch of changes of one table."""
+
+    def position(self, table: TableSchema) -> Lsn | None:  # noqa: ARG002
+        """The end of the last batch that is really there since the table's current copy.
+
+        None when there is none, or when the destination cannot tell. Asked at
+        start and after a failure, before the first batch.
+        """
+        return None
+
+    def change_schema(self, change: SchemaChange) -> SchemaChangeAction:  # noqa: ARG002
+        """Called before the first batch of a new schema version; may be repeated."""
+        return SchemaChangeAction.ERROR
+
+    def flush(self, table: TableSchema) -> None:  # noqa: B027
+        """Return only when everything accepted for this table is safe."""
+
+    def maintain(self, table: TableSchema) -> None:  # noqa: B027
+        """Housekeeping (compaction, say) at a quiet moment of this table; may do nothing."""

@@ -1,0 +1,117 @@
+"""What Spark and Delta throw, said in our words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.schema import Lsn, TableName
+
+_DENIED = re.compile(
+    r"Permission denied|AccessDenied|Read-only file system|Mkdirs failed"
+    r"|AccessControlException|PERMISSION_DENIED|Not a directory",
+    re.IGNORECASE,
+)
+_UNAUTHENTICATED = re.compile(
+    r"InvalidAccessKeyId|NoAuthWithAWS|Unable to load .*credentials|\b401 Unauthorized",
+    re.IGNORECASE,
+)
+_UNREACHABLE = re.compile(
+    r"UnknownHostException|ConnectException|Connection refused|Connection reset"
+    r"|SocketTimeoutException|No route to host|SlowDown|\b503\b",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+
+
+@contextmanager
+def explained(table: TableName, path: str, position: Lsn | None = None) -> Iterator[None]:
+    """Turn what goes wrong in here into a `PenstockError` about `table`."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise explain(error, table, path, position) from error
+
+
+def explain(
+    error: Exception, table: TableName, path: str, position: Lsn | None = None
+) -> PenstockError:
+    kind, message, hint = _judge(error, path)
+    return PenstockError(kind, message, hint=hint, table=table, position=position)
+
+
+def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
+    text = str(error)
+    cause = first_line(text)
+    if is_fenced(error):
+        return (
+            ErrorKind.DESTINATION_REJECTED,
+            f"another driver writes the same table, {path}",
+            "stop the other one: one pipeline id may run only once at a time",
+        )
+    if is_conflict(error):
+        return (
+            ErrorKind.DESTINATION_TIMEOUT,
+            f"somebody else kept changing {path} while a batch was written: {cause}",
+            "leave the table to Penstock, or change it while the pipeline is stopped",
+        )
+    if _DENIED.search(text):
+        return (
+            ErrorKind.DESTINATION_REJECTED,
+            f"cannot write to {path}: {cause}",
+            "give the user that runs Spark the right to write there, or choose another root",
+        )
+    if _FULL.search(text):
+        return (
+            ErrorKind.DESTINATION_CONNECTION,
+            f"no space left for {path}",
+            "make room; the table goes on by itself afterwards",
+        )
+    if _UNAUTHENTICATED.search(text):
+        return (
+            ErrorKind.DESTINATION_AUTHENTICATION,
+            f"the storage of {path} refuses our credentials: {cause}",
+            "set them in the Spark session's Hadoop configuration",
+        )
+    if _UNREACHABLE.search(text):
+        return (
+            ErrorKind.DESTINATION_CONNECTION,
+            f"the storage of {path} cannot be reached: {cause}",
+            "look at the network and at the storage; the table is tried again",
+        )
+    return (
+        ErrorKind.DESTINATION_REJECTED,
+        f"Delta refused to write {path}: {cause}",
+        "mend what it says, then retry the table; if nothing helps, resync it",
+    )
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def is_fenced(error: Exception) -> bool:
+    """Whether another driver committed under our fence at the same time."""
+    return "ConcurrentTransactionException" in _names(error)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether another commit came in between, so that trying again makes sense."""
+    names = _names(error)
+    return not is_fenced(error) and bool(
+        re.search(r"Concurrent\w+Exception|(Metadata|Protocol)ChangedException", names)
+    )
+
+
+def _names(error: Exception) -> str:
+    # By name, since Delta's Python classes exist only where its package patched Spark's.
+    return f"{type(error).__name__} {first_line(str(error))} {_error_class(error)}"
+
+
+def _error_class(error: Exception) -> str:
+    getter = getattr(error, "getCondition", None)
+    return str(getter()) if callable(getter) else ""

@@ -1,0 +1,244 @@
+"""Ways to bring a batch's net effect into a Delta table, each in one commit.
+
+From cheap to dear: append, where an exact mirror cannot have any of the keys;
+replace rows by a list of keys, where there are few; MERGE. A truncated table is
+overwritten with what the batch has left of it.
+
+Small batches are about latency: every Spark job saved counts, so they are reduced
+by one task and never cached. Large ones are about work: their reduction is
+computed once and kept, and the statistics choose between deletion vectors (few
+rows in many files) and rewriting (many rows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.destinations.delta import statements
+from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.manifest import ChangeCounts
+from penstock.schema import TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from penstock.spark.changes import ChangeBatch
+    from penstock.spark.net_effect import NetEffect
+
+LISTED_KEYS = 1000
+"""Up to so many changes, keys are written into the statement."""
+
+_ONE_FILE_ROWS = 200_000
+_REWRITE_SHARE = 0.2
+_SOURCE = "penstock_source"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The Delta table at `path`, and a batch that is to go there."""
+
+    path: str
+    batch: ChangeBatch
+
+    @property
+    def session(self) -> SparkSession:
+        return self.batch.session
+
+    @property
+    def table(self) -> TableSchema:
+        return self.batch.table
+
+    @property
+    def counts(self) -> ChangeCounts:
+        return self.batch.counts
+
+    def apply(self) -> None:
+        effect = self.batch.net_effect()
+        if effect.truncated:
+            self._write(_upserted(effect), "overwrite")
+        elif effect.only_new:
+            self._write(_upserted(effect), "append")
+        elif not effect.keyed:
+            self._apply_tally(effect)
+        elif self.counts.total <= LISTED_KEYS and statements.can_list(self.table.key):
+            self._apply_small(effect)
+        else:
+            self._apply_large(effect)
+
+    def _write(self, rows: DataFrame, mode: str, **options: str) -> None:
+        if self.counts.total <= _ONE_FILE_ROWS:
+            rows = rows.coalesce(1)
+        rows.write.format("delta").mode(mode).options(**options).save(self.path)
+
+    # Small batches.
+
+    def _apply_small(self, effect: NetEffect) -> None:
+        """Replace the rows of a list of keys."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = effect.rows
+        columns = [F.col(f"key.{statements.quoted(self.table.key[0].name)}"), F.col("new")]
+        if effect.may_miss:
+            columns += [F.size("missing") > 0]
+        found = rows.select(*columns).collect()
+        known = [row[0] for row in found if not row[1]]
+        if effect.may_miss and any(row[2] for row in found):
+            rows = self._with_own_values(rows)
+        upserted = _upserted(effect, rows)
+        if not known:
+            self._write(upserted, "append")
+            return
+        # New keys are on the list too: the predicate must cover what is written.
+        keys = statements.key_list(self.table.key[0], [row[0] for row in found])
+        self._write(upserted, "overwrite", replaceWhere=keys)
+
+    # Large batches.
+
+    def _apply_large(self, effect: NetEffect) -> None:
+        rows = effect.rows.persist()
+        try:
+            if self._all_new(rows):
+                self._write(_upserted(effect, rows), "append")
+            else:
+                self._merge(effect, rows)
+        finally:
+            rows.unpersist()
+
+    def _all_new(self, rows: DataFrame) -> bool:
+        return self.counts.inserts > 0 and rows.where("NOT new").isEmpty()
+
+    def _merge(self, effect: NetEffect, rows: DataFrame) -> None:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        if effect.may_miss and any(segment.key_changes for segment in self.batch.segments):
+            rows = self._with_own_values(rows)
+        columns = [
+            F.col(f"key.{statements.quoted(c.name)}").alias(f"k{n}")
+            for n, c in enumerate(self.table.key)
+        ]
+        columns += [F.col("deleted"), *_flat(self.table)]
+        if effect.may_miss:
+            columns += [F.col("missing")]
+        rows.where("NOT (new AND deleted)").select(*columns).createOrReplaceTempView(_SOURCE)
+        self._choose_vectors()
+        self.session.sql(
+            statements.merge(self.table, self.path, _SOURCE, self._key_range(), effect.may_miss)
+        )
+
+    def _choose_vectors(self) -> None:
+        detail = self.session.sql(f"DESCRIBE DETAIL {statements.table_at(self.path)}")
+        size = detail.select("sizeInBytes").head()
+        touched = sum(segment.bytes for segment in self.batch.segments)
+        share = touched / max(1, size[0] if size else 1)
+        self.session.conf.set(
+            "spark.databricks.delta.merge.deletionVectors.persistent",
+            "false" if share > _REWRITE_SHARE else "true",
+        )
+
+    def _key_range(self) -> tuple[int, int] | None:
+        bounds = [(segment.key_min, segment.key_max) for segment in self.batch.segments]
+        known = [(low, high) for low, high in bounds if low is not None and high is not None]
+        if not known or len(known) < len(bounds):
+            return None
+        return min(low for low, _ in known), max(high for _, high in known)
+
+    # Values that Postgres did not resend.
+
+    def _with_own_values(self, rows: DataFrame) -> DataFrame:
+        """Fill in what is missing with the mirror's values, from under their origin's key."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        own = self.session.read.format("delta").load(self.path)
+        own = own.select(
+            F.struct(*[F.col(statements.quoted(c.name)) for c in self.table.key]).alias("own_key"),
+            F.struct("*").alias("own"),
+        )
+        wanted = rows.where("size(missing) > 0").select("origin").distinct()
+        found = F.broadcast(
+            own.join(F.broadcast(wanted), F.col("own_key").eqNullSafe(F.col("origin"))).select(
+                "own_key", "own"
+            )
+        )
+        incomplete = F.size("missing") > 0
+        joined = rows.join(found, incomplete & F.col("origin").eqNullSafe(F.col("own_key")), "left")
+        lost = F.raise_error(
+            F.concat(F.lit(statements.LOST_VALUE), F.lit(" "), F.concat_ws(", ", "missing"))
+        )
+        fields: list[Column] = []
+        for column in self.table.columns:
+            name = statements.quoted(column.name)
+            kept = F.when(F.col("own").isNull(), lost).otherwise(F.col(f"own.{name}"))
+            unsent = F.array_contains("missing", column.name)
+            fields.append(F.when(unsent, kept).otherwise(F.col(f"row.{name}")).alias(column.name))
+        filled = F.when(incomplete, F.struct(*fields)).otherwise(F.col("row"))
+        return joined.select(
+            "key",
+            "deleted",
+            "new",
+            filled.alias("row"),
+            F.array().cast("array<string>").alias("missing"),
+        )
+
+    # Tables without a key.
+
+    def _apply_tally(self, effect: NetEffect) -> None:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = effect.rows.persist()
+        try:
+            if rows.where("change < 0").isEmpty():
+                self._write(_repeated(rows.select("row", "change")), "append")
+                return
+            own = self.session.read.format("delta").load(self.path)
+            shrunk = F.broadcast(rows.where("change < 0").withColumnRenamed("row", "wanted"))
+            left = (
+                own.select(F.struct("*").alias("own"))
+                .join(shrunk, F.col("own").eqNullSafe(F.col("wanted")))
+                .groupBy("wanted", "change")
+                .agg(F.count("*").alias("there"))
+                .select(
+                    F.col("wanted").alias("row"), (F.col("there") + F.col("change")).alias("change")
+                )
+            )
+            if not left.where("change < 0").isEmpty():
+                raise PenstockError(
+                    ErrorKind.DESTINATION_REJECTED,
+                    "the table lacks rows that the source deleted",
+                    hint="copy the table again: `penstock resync` it",
+                    table=self.table.name,
+                    position=self.batch.end,
+                )
+            gone = rows.where("change < 0").select(F.lit(True).alias("gone"), *_flat(self.table))
+            come = _repeated(left.unionByName(rows.where("change > 0")), flat=self.table)
+            gone.unionByName(come.withColumn("gone", F.lit(False))).createOrReplaceTempView(_SOURCE)
+            self.session.sql(statements.merge_counts(self.table, self.path, _SOURCE))
+        finally:
+            rows.unpersist()
+
+
+def _upserted(effect: NetEffect, rows: DataFrame | None = None) -> DataFrame:
+    """The rows that the batch leaves, with the table's own columns."""
+    rows = effect.rows if rows is None else rows
+    if not effect.keyed:
+        # After a truncate, or of inserts alone: nothing can be fewer than before.
+        return rows.select("row.*") if effect.only_new else _repeated(rows)
+    return rows.select("row.*") if effect.only_new else rows.where("NOT deleted").select("row.*")
+
+
+def _flat(table: TableSchema) -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return [
+        F.col(f"row.{statements.quoted(c.name)}").alias(f"c{n}")
+        for n, c in enumerate(table.columns)
+    ]
+
+
+def _repeated(rows: DataFrame, flat: TableSchema | None = None) -> DataFrame:
+    """Each row as often as `change` says."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    times = F.explode(F.array_repeat(F.lit(0), F.col("change").cast("int"))).alias("time")
+    repeated = rows.where("change > 0").select("row", times)
+    return repeated.select(*_flat(flat)) if flat else repeated.select("row.*")

@@ -1,0 +1,162 @@
+"""Rows and events in this process's memory, for tests and examples.
+
+It behaves like a destination that commits each batch with its position: `position`
+tells it, and a change that is there already is not applied again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from penstock.destinations.base import Destination, DestinationContext, WriteStatus
+from penstock.errors import ErrorKind, PenstockError
+from penstock.events import Begin, Commit, Delete, Event, Insert, Relation, Row, Truncate, Update
+from penstock.schema import Lsn, TableId, TableName, TableSchema
+from penstock.spark.changes import ChangeBatch, TableRows
+
+
+@dataclass
+class _Table:
+    """A table's rows, by key where it has one, and what has happened to it."""
+
+    schema: TableSchema
+    copy_id: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    by_key: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    position: Lsn | None = None
+
+    def key_of(self, row: Row) -> Any:
+        return tuple(_hashable(row[column.name]) for column in self.schema.key)
+
+    def insert(self, row: Row) -> None:
+        ordered = {column.name: row[column.name] for column in self.schema.columns}
+        if self.schema.key:
+            self.by_key[self.key_of(row)] = ordered
+        else:
+            self.rows.append(ordered)
+
+    def remove(self, old: Row) -> dict[str, Any]:
+        """Take the row out that `old` names; what it was."""
+        if self.schema.key:
+            return self.by_key.pop(self.key_of(old), {})
+        for place, row in enumerate(self.rows):
+            if _same(row, old):
+                return self.rows.pop(place)
+        return {}
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case Insert(new=new):
+                self.insert(new)
+            case Update(new=new, old=old, missing=missing):
+                before = self.remove(old if old is not None else new)
+                if lost := [name for name in missing if name not in before]:
+                    raise PenstockError(
+                        ErrorKind.DESTINATION_REJECTED,
+                        f"no row to take the unchanged {', '.join(lost)} from",
+                        hint="copy the table again",
+                        table=self.schema.name,
+                        position=event.commit_lsn,
+                    )
+                self.insert({**{name: before[name] for name in missing}, **new})
+            case Delete(old=old):
+                self.remove(old)
+            case Truncate():
+                self.rows.clear()
+                self.by_key.clear()
+            case Relation(schema=schema):
+                self.schema = schema
+            case Begin() | Commit():
+                pass
+
+
+class MemoryDestination(Destination):
+    """Keeps everything until the process ends; safe to read from any thread."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self) -> None:
+        self._tables: dict[TableId, _Table] = {}
+        self._lock = threading.RLock()
+
+    def startup(self, context: DestinationContext) -> None:
+        """Nothing to prepare; a second start goes on with what is there."""
+
+    def rows(self, name: TableName | str) -> list[dict[str, Any]]:
+        """A table's rows as they are now, by key; `name` is `schema.table`."""
+        with self._lock:
+            table = self._named(name)
+            if table is None:
+                return []
+            return [
+                dict(row) for row in (table.by_key.values() if table.schema.key else table.rows)
+            ]
+
+    def events(self, name: TableName | str) -> list[Event]:
+        """Everything that has happened to a table since its copy."""
+        with self._lock:
+            table = self._named(name)
+            return list(table.events) if table else []
+
+    @property
+    def tables(self) -> list[TableName]:
+        with self._lock:
+            return sorted(table.schema.name for table in self._tables.values())
+
+    def _named(self, name: TableName | str) -> _Table | None:
+        return next((t for t in self._tables.values() if str(t.schema.name) == str(name)), None)
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Keeps the rows readable until the copy replaces them."""
+
+    def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteStatus:
+        from penstock.spark.frames import iterate_rows
+
+        fresh = _Table(table, rows.id)
+        for row in iterate_rows(table, rows.dataframe):
+            fresh.insert(row)
+        with self._lock:
+            self._tables[table.id] = fresh
+        return WriteStatus.DURABLE
+
+    def write_events(self, batch: ChangeBatch) -> WriteStatus:
+        events = list(batch.events())
+        with self._lock:
+            table = self._tables.get(batch.table.id)
+            if table is None:
+                table = self._tables[batch.table.id] = _Table(batch.table, batch.copy_id)
+            for event in _not_before(events, table.position):
+                table.apply(event)
+                table.events.append(event)
+            table.position = max(batch.end, table.position or batch.end)
+        return WriteStatus.DURABLE
+
+    def position(self, table: TableSchema) -> Lsn | None:
+        with self._lock:
+            known = self._tables.get(table.id)
+            return known.position if known else None
+
+
+def _not_before(events: Iterable[Event], position: Lsn | None) -> Iterable[Event]:
+    """Those of commits that are not there yet. A commit begins before the end of its batch."""
+    return (e for e in events if position is None or e.commit_lsn >= position)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _same(row: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    # NaN equals itself here, as it does in Postgres.
+    return all(
+        row[name] == value or (_is_nan(row[name]) and _is_nan(value)) for name, value in old.items()
+    )
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,275 @@
+"""What a batch of changes does to a mirror: one row per key.
+
+Every change is about one key, except an update that changes the key: that is
+two, the old key's end and the new key's begin. So a batch becomes a list of
+*steps*, each with its key, its place in the order and its kind:
+
+    i  insert: the key begins, with a whole row
+    m  moved in: the key begins, with the row that stood under another key
+    u  update in place
+    d  delete, or moved out: the key ends
+
+Of each key's steps only the last counts, and the first tells whether a mirror
+that is exact can have the key at all: not when it begins with `i` or `m`. One
+shuffle and one sort bring a key's steps together in their order. A batch of
+inserts alone needs not even that.
+
+The hard part is a value that Postgres did not resend (unchanged TOAST). Under
+`REPLICA IDENTITY FULL` the old row has it. Otherwise it is the value of the same
+row's step before, in this batch, or else the mirror's own. "The same row" may
+have had another key then: after a move the trail leads to the steps of the old
+key before the move, and from there possibly further (`trails`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.manifest import ChangeCounts
+from penstock.schema import ColumnSchema, ReplicaIdentity, TableSchema, ValueKind
+from penstock.spark.frames import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from penstock.spark.changes import ChangeBatch
+
+SMALL_BATCH = 20_000
+"""So many changes are reduced by one task, sooner than a shuffle would be planned."""
+
+# Kinds whose values can be large enough for Postgres to store them out of line.
+_TOASTABLE = frozenset({ValueKind.STRING, ValueKind.BINARY, ValueKind.ARRAY, ValueKind.DECIMAL})
+
+
+@dataclass(frozen=True)
+class NetEffect:
+    """`truncated` first, then `rows`, in any order.
+
+    For a table with a key, one row per key that the batch touched:
+
+    | column    | type          |                                                      |
+    | --------- | ------------- | ---------------------------------------------------- |
+    | `key`     | struct        | the key's columns                                    |
+    | `deleted` | boolean       | delete the key, or set it to `row`                   |
+    | `new`     | boolean       | the batch begins the key: an exact mirror lacks it   |
+    | `row`     | struct        | the whole new row, NULL when deleted                 |
+    | `missing` | array<string> | columns of `row` that are not set: keep what is there |
+    | `origin`  | struct        | the key under which that is, before the batch        |
+
+    `missing` and `origin` are there only when `may_miss`. A key that is both
+    new and deleted came and went within the batch.
+
+    For a table without a key (`REPLICA IDENTITY FULL`), one row per distinct
+    row: `row`, and in `change` by how many its number grows or shrinks.
+
+    `only_new` is true when statistics alone tell that all rows are new and none
+    is deleted; false means that one has to look.
+    """
+
+    table: TableSchema
+    truncated: bool
+    rows: DataFrame
+    only_new: bool
+    may_miss: bool
+    counts: ChangeCounts
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.table.key)
+
+
+def net_effect(batch: ChangeBatch) -> NetEffect:
+    """Reduce `batch`; costs a Spark job only where the batch may hold a truncate."""
+    table, counts = batch.table, batch.counts
+    changes = batch.changes
+    truncated = False
+    if counts.truncates:
+        truncated, changes = _after_truncate(changes)
+    if not counts.updates and not counts.deletes:
+        return NetEffect(table, truncated, _inserted(table, changes), True, False, counts)
+    if counts.total <= SMALL_BATCH:
+        changes = changes.coalesce(1)
+    if table.key:
+        unsent = any(segment.has_unchanged for segment in batch.segments)
+        moves = any(segment.key_changes for segment in batch.segments)
+        return _keyed(table, changes, counts, truncated, unsent, moves)
+    if table.identity is not ReplicaIdentity.FULL:
+        raise PenstockError(
+            ErrorKind.SOURCE_SCHEMA,
+            "the table has no key, so its updates and deletes cannot be matched to rows",
+            hint=f"ALTER TABLE {table.name.quoted} ADD PRIMARY KEY (...), or "
+            f"ALTER TABLE {table.name.quoted} REPLICA IDENTITY FULL",
+            table=table.name,
+            position=batch.end,
+        )
+    return NetEffect(table, truncated, _tallied(table, changes), False, False, counts)
+
+
+def _after_truncate(changes: DataFrame) -> tuple[bool, DataFrame]:
+    """What comes after the last truncate; only that counts."""
+    last = (
+        changes.where("op = 't'")
+        .select("commit_lsn", "tx_ordinal")
+        .orderBy(F.desc("commit_lsn"), F.desc("tx_ordinal"))
+        .head()
+    )
+    changes = changes.where("op != 't'")
+    if last is None:  # the copy's snapshot had seen them
+        return False, changes
+    lsn, ordinal = last
+    after = f"commit_lsn > {lsn}L OR (commit_lsn = {lsn}L AND tx_ordinal > {ordinal}L)"
+    return True, changes.where(after)
+
+
+def _inserted(table: TableSchema, changes: DataFrame) -> DataFrame:
+    row = F.col("after").alias("row")
+    if not table.key:
+        return changes.select(row, F.lit(1).cast("long").alias("change"))
+    return changes.select(
+        F.struct(*[F.col(f"after.{quoted(c.name)}").alias(c.name) for c in table.key]).alias("key"),
+        F.lit(False).alias("deleted"),
+        F.lit(True).alias("new"),
+        row,
+    )
+
+
+def _keyed(
+    table: TableSchema,
+    changes: DataFrame,
+    counts: ChangeCounts,
+    truncated: bool,
+    unsent: bool,
+    moves: bool,
+) -> NetEffect:
+    """`unsent`: values may be missing; `moves`: keys may change."""
+    steps = _steps(table, changes, unsent, moves)
+    may_miss = unsent and table.identity is not ReplicaIdentity.FULL
+    if may_miss:
+        from penstock.spark.trails import follow_trails
+
+        steps = follow_trails(table, steps, moves)
+        extra = [F.col("missing"), F.col("origin")]
+    else:
+        order = Window.partitionBy(*key_columns(table)).orderBy(*ORDER)
+        steps = steps.select(
+            *key_columns(table),
+            "kind",
+            "row",
+            F.first("kind").over(order.rowsBetween(Window.unboundedPreceding, 0)).alias("first"),
+            F.lead("kind").over(order).isNull().alias("last"),
+        ).where("last")
+        extra = []
+    key = F.struct(
+        *[F.col(f"k{n}").alias(column.name) for n, column in enumerate(table.key)]
+    ).alias("key")
+    rows = steps.select(
+        key,
+        (F.col("kind") == "d").alias("deleted"),
+        F.col("first").isin("i", "m").alias("new"),
+        F.when(F.col("kind") != "d", F.col("row")).alias("row"),
+        *extra,
+    )
+    return NetEffect(table, truncated, rows, False, may_miss, counts)
+
+
+ORDER = ("commit_lsn", "tx_ordinal", "part")
+"""A move's first part ends the old key, its second begins the new one."""
+
+
+def key_columns(table: TableSchema) -> list[str]:
+    """A step's key, column by column: sorting and hashing are quicker than on a struct."""
+    return [f"k{n}" for n in range(len(table.key))]
+
+
+def toastable(table: TableSchema) -> list[ColumnSchema]:
+    """The columns whose values Postgres may leave out of an update."""
+    return [column for column in table.columns if column.type.kind in _TOASTABLE]
+
+
+def unsent_column(name: str) -> Column:
+    return F.coalesce(F.array_contains("unchanged", name), F.lit(False))
+
+
+def _steps(table: TableSchema, changes: DataFrame, unsent: bool, moves: bool) -> DataFrame:
+    """`k0`, `k1`, ..., the place in the order, `kind`, `row`, and for moves the old key."""
+
+    def new_key(column: ColumnSchema) -> Column:
+        value = F.col(f"after.{quoted(column.name)}")
+        if unsent and column.type.kind in _TOASTABLE:
+            # A key stored out of line comes as the old key when it has not changed.
+            old = F.col(f"before.{quoted(column.name)}")
+            value = F.when(unsent_column(column.name), old).otherwise(value)
+        return value
+
+    old_keys = [F.col(f"before.{quoted(column.name)}") for column in table.key]
+    new_keys = [new_key(column) for column in table.key]
+    is_delete = F.col("op") == "d"
+    if moves:
+        same = F.lit(True)
+        for old, new in zip(old_keys, new_keys, strict=True):
+            same = same & old.eqNullSafe(new)
+        moved = (F.col("op") == "u") & F.col("before").isNotNull() & ~same
+        ended = F.array(F.lit(0))
+        begun = F.array(F.lit(1))
+        both = F.array(F.lit(0), F.lit(1))
+        changes = changes.withColumn("moved", moved).withColumn(
+            "part", F.explode(F.when(F.col("moved"), both).when(is_delete, ended).otherwise(begun))
+        )
+        ends = F.col("part") == 0
+        kind = F.when(ends, "d").when(F.col("moved"), "m").otherwise(F.col("op"))
+    else:
+        changes = changes.withColumn("part", F.lit(0))
+        ends = is_delete
+        kind = F.col("op")
+    columns = [
+        F.when(ends, old).otherwise(new).alias(f"k{n}")
+        for n, (old, new) in enumerate(zip(old_keys, new_keys, strict=True))
+    ]
+    extra = [F.col("unchanged"), F.col("before")] if unsent and moves else []
+    if unsent and not moves:
+        extra = [F.col("unchanged")]
+    return changes.select(
+        *columns, *ORDER, kind.alias("kind"), _row(table, unsent).alias("row"), *extra
+    )
+
+
+def _row(table: TableSchema, unsent: bool) -> Column:
+    """The new row, with what the old one can tell of values that were not sent."""
+    after = F.col("after")
+    names = {column.name for column in toastable(table)}
+    if table.identity is not ReplicaIdentity.FULL:
+        names &= {column.name for column in table.key}
+    if not unsent or not names:
+        return after
+    fields = []
+    for column in table.columns:
+        name = quoted(column.name)
+        value = F.col(f"after.{name}")
+        if column.name in names:
+            old = F.col(f"before.{name}")
+            value = F.when(unsent_column(column.name), old).otherwise(value)
+        fields.append(value.alias(column.name))
+    return F.when(after.isNotNull(), F.struct(*fields))
+
+
+def _tallied(table: TableSchema, changes: DataFrame) -> DataFrame:
+    """How many of each distinct row come or go."""
+    unsent = bool(toastable(table))
+    gone = F.struct(F.col("before").alias("row"), F.lit(-1).cast("long").alias("change"))
+    come = F.struct(_row(table, unsent).alias("row"), F.lit(1).cast("long").alias("change"))
+    parts = (
+        F.when(F.col("op") == "i", F.array(come))
+        .when(F.col("op") == "d", F.array(gone))
+        .otherwise(F.array(gone, come))
+    )
+    return (
+        changes.select(F.explode(parts).alias("part"))
+        .groupBy("part.row")
+        .agg(F.sum("part.change").alias("change"))
+        .where("change != 0")
+    )
