@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,13 @@ from penstock.config import PgConnection
 from penstock.postgres.connection import Session, connect
 from penstock.testing import EmbeddedPostgres
 
+_numbers = itertools.count(1)
+
 
 @pytest.fixture(scope="session")
 def older_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres16"), 16) as server:
+    directory = tmp_path_factory.mktemp("postgres16")
+    with EmbeddedPostgres(directory, 16, {"fsync": "off"}) as server:
         yield server
 
 
@@ -21,7 +25,7 @@ def older_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedP
 def source(request: pytest.FixtureRequest) -> Iterator[PgConnection]:
     """A database of its own on each server version that there is."""
     server = request.getfixturevalue("server" if request.param == "newest" else "older_server")
-    name = f"source_{abs(hash(request.node.nodeid)):x}"
+    name = f"source_{next(_numbers)}"
     server.create_database(name)
     yield PgConnection(uri=server.dsn(name))
     server.drop_database(name)

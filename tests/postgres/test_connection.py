@@ -77,6 +77,8 @@ def test_a_roles_own_settings_do_not_change_the_text(
         assert setting(theirs, "client_encoding") == "UTF8"
         for name, value in SESSION_SETTINGS.items():
             assert setting(theirs, name).replace(" ", "") == value, name
+        if not replication:
+            assert setting(theirs, "idle_session_timeout") == "0"
 
 
 def test_the_environment_does_not_change_the_text(

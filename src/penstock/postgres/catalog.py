@@ -175,6 +175,7 @@ def copy_targets(session: Session, table: TableSchema) -> list[CopyTarget]:
         CROSS JOIN LATERAL pg_relation_size(c.oid) AS size
         WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid IN (
             SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
+          AND size IS NOT NULL -- dropped in this moment
         ORDER BY n.nspname, c.relname
     """
     with translated("measuring the table", table.name):

@@ -44,7 +44,12 @@ SESSION_SETTINGS = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
+}
+# A server that does not know a setting of `options` lets nobody in at all, so
+# what is not as old as the oldest server goes by SET, once its version is known.
+_LATER_SETTINGS = {
+    "idle_session_timeout": (140000, "0"),
+    "transaction_timeout": (170000, "0"),
 }
 
 # PGTZ and PGDATESTYLE in the environment travel beside `options` and beat it; a
@@ -163,8 +168,9 @@ def _pin_the_rest(session: Session, *, replication: bool) -> None:
         for name, expected in _REPORTED.items()
         if status(name.encode()) != expected.encode()
     }
-    if session.info.server_version >= 170000 and not replication:
-        wrong["transaction_timeout"] = "0"  # older servers refuse to start with it
+    if not replication:
+        version = session.info.server_version
+        wrong |= {k: v for k, (since, v) in _LATER_SETTINGS.items() if version >= since}
     if wrong:
         session.execute("; ".join(f"SET {k} = {v}" for k, v in wrong.items()).encode())
 

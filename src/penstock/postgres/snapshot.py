@@ -14,8 +14,11 @@ that the copy has already would be applied twice.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
+
+import psycopg
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
@@ -57,7 +60,10 @@ class ExportedSnapshot:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.connection.close()  # ends the transaction, and the snapshot with it
+        # Closing alone leaves the server to find out, a little later.
+        with suppress(psycopg.Error):
+            self.connection.execute("ROLLBACK")
+        self.connection.close()
 
     def _take(self) -> None:
         if in_recovery(self.connection):
