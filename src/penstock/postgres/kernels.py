@@ -27,8 +27,15 @@ _Result = TypeVar("_Result")
 
 
 def kernel(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Compile `function` on its first call, or load it from the cache."""
-    compiled = njit(nogil=True, cache=True, error_model="numpy")(function)
+    """Compile `function` on its first call, or load it from the cache.
+
+    Where neither the package's directory nor the user's can be written to, each
+    process compiles for itself.
+    """
+    try:
+        compiled = njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:
+        compiled = njit(nogil=True, error_model="numpy")(function)
     return cast(Callable[_Parameters, _Result], compiled)
 
 

@@ -216,6 +216,8 @@ def parse_timestamps(
         at += 9
         if at < end and buffer[at] == _POINT:
             fraction, length = _fraction(buffer, at + 1, end)
+            if length == 0:
+                continue
             time += fraction
             at += 1 + length
         if zoned:
