@@ -116,7 +116,8 @@ class StateStore(ABC):
     def get_table_states(self) -> dict[TableId, StoredState]: ...
 
     @abstractmethod
-    def load_table_states(self) -> int: ...
+    def load_table_states(self) -> int:
+        """Fill the cache with states and progress from storage; how many states there are."""
 
     def update_table_state(self, table_id: TableId, state: StoredState) -> None:
         self.update_table_states({table_id: state})

@@ -1,0 +1,1 @@
+"""How fast Penstock is, as a ratio to a reference in the same run."""

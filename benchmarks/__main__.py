@@ -1,0 +1,89 @@
+"""`make bench`: run the measures, print a line for each, write RESULTS.md.
+
+python -m benchmarks                     all of them
+python -m benchmarks receive_inserts     some; RESULTS.md is left alone
+python -m benchmarks --times 1           quicker, less sure
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks import copying, delivering, fresh_clone, latency, receiving
+from benchmarks.measure import Measure
+from benchmarks.report import write_results
+from penstock.testing import EmbeddedPostgres
+
+
+@cache
+def session() -> SparkSession:
+    """The warm session that all measures with Spark share."""
+    from penstock.spark.session import DELTA_PACKAGE, build_session
+
+    spark = build_session(
+        "penstock-bench",
+        master="local[2]",
+        config={"spark.jars.packages": f"{DELTA_PACKAGE},{copying.JDBC_DRIVER}"},
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(3):
+            spark.range(100_000).write.format("delta").mode("append").save(directory + "/warm")
+    return spark
+
+
+def measures(
+    server: EmbeddedPostgres, directory: Path, times: int
+) -> dict[str, Callable[[], Measure]]:
+    def with_spark(run: Callable[..., Measure]) -> Callable[[], Measure]:
+        return lambda: run(server, directory, session(), times)
+
+    return {
+        "receive_inserts": partial(receiving.inserts, server, directory, times),
+        "receive_mixed": partial(receiving.mixed, server, directory, times),
+        "delta_inserts": with_spark(delivering.inserts),
+        "delta_mixed": with_spark(delivering.mixed),
+        "copy_1m": with_spark(copying.million),
+        "copy_5m": with_spark(copying.five_million),
+        "latency_inserts": with_spark(latency.inserts),
+        "latency_updates": with_spark(latency.updates),
+        "receiver_memory": partial(receiving.memory, server, directory, times),
+        "demo_fresh_clone": fresh_clone.demo,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="which measures; all without any")
+    parser.add_argument("--times", type=int, default=3, help="runs per ratio, the best counts")
+    arguments = parser.parse_args()
+    found = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        directory = Path(name)
+        with EmbeddedPostgres(
+            directory / "postgres",
+            listen_tcp=True,
+            settings={"shared_buffers": "1GB", "autovacuum": "off", "max_wal_size": "16GB"},
+        ) as server:
+            known = measures(server, directory, arguments.times)
+            unknown = set(arguments.names) - set(known)
+            if unknown:
+                parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+            for wanted in arguments.names or known:
+                measure = known[wanted]()
+                found.append(measure)
+                print(measure, flush=True)
+                for what, value in measure.details.items():
+                    print(f"    {what}: {value}", flush=True)
+    if not arguments.names:
+        write_results(found, Path(__file__).with_name("RESULTS.md"))
+    return 0 if all(measure.met for measure in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
