@@ -28,6 +28,8 @@ from penstock.postgres.preflight.slot import free_slot, slot_findings
 
 __all__ = ["Finding", "Severity", "preflight", "require"]
 
+LOCK_TIMEOUT = "10s"
+
 
 def preflight(config: PipelineConfig, *, slot_patience: float = 0.0) -> list[Finding]:
     """Everything that is missing or worth knowing, errors first.
@@ -36,13 +38,15 @@ def preflight(config: PipelineConfig, *, slot_patience: float = 0.0) -> list[Fin
     the server has not noticed yet: `slot_patience` is how many seconds to wait
     for it before that is a finding.
     """
+    found: list[Finding] = []
     try:
         with connect(config.pg_connection, "doctor") as session:
             with translated("preparing the preflight"):
-                session.execute("SET lock_timeout = '10s'")
-            found = list(_findings(session, config, slot_patience))
+                session.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
+            for finding in _findings(session, config, slot_patience):
+                found.append(finding)  # noqa: PERF402  what is found before a failure counts
     except PenstockError as failure:
-        return [from_error("connection", failure)]
+        found.append(from_error("connection", failure))
     return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
 
 

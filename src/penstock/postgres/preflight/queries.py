@@ -10,8 +10,9 @@ from penstock.postgres.connection import Session, translated
 
 
 def setting(session: Session, name: str) -> str:
-    """A setting in its own unit, as a number where it has one."""
-    return str(row(session, "SELECT setting FROM pg_settings WHERE name = %s", [name])[0])
+    """A setting in its own unit; empty where the server's version has none of that name."""
+    query = "SELECT max(setting) FROM pg_settings WHERE name = %s"
+    return str(row(session, query, [name])[0] or "")
 
 
 def count(session: Session, view: str) -> int:

@@ -94,15 +94,14 @@ def retention_findings(session: Session) -> Iterator[Finding]:
             "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
             " -- choose what the disk can spare",
         )
-    if server_version(session) >= 180000:
-        idle = setting(session, "idle_replication_slot_timeout")
-        if idle != "0":
-            yield warning(
-                "idle_replication_slot_timeout",
-                f"is {idle} s: the slot is lost when no receiver runs for that long, and every"
-                " table is copied again",
-                "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
-            )
+    idle = setting(session, "idle_replication_slot_timeout")  # since version 18
+    if idle not in ("", "0"):
+        yield warning(
+            "idle_replication_slot_timeout",
+            f"is {idle} s: the slot is lost when no receiver runs for that long, and every"
+            " table is copied again",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+        )
 
 
 def role_findings(session: Session) -> Iterator[Finding]:
