@@ -213,8 +213,8 @@ class Copier:
             retry=retry_if_exception(lambda error: passes(error) and copied.complete),
             stop=stop_after_attempt(config.table_error_retry_max_attempts),
             wait=wait_exponential_jitter(
-                config.table_error_retry_delay_ms / 1000,
-                config.table_error_retry_max_delay_ms / 1000,
+                multiplier=config.table_error_retry_delay_ms / 1000,
+                max=config.table_error_retry_max_delay_ms / 1000,
             ),
             sleep=self._pause,
             before_sleep=self._note_retry,

@@ -236,11 +236,11 @@ class Pipeline:
         watch.start()
 
     def _build_spark(self) -> SparkSession:
-        from pyspark.sql import SparkSession
+        from pyspark import SparkContext
 
         from penstock.spark.session import build_session
 
-        adopted = SparkSession.getActiveSession() is not None
+        adopted = SparkContext._active_spark_context is not None
         spark = build_session(f"penstock-{self.config.id}", adopt=True)
         if not adopted:
             self._closing.callback(spark.stop)

@@ -154,21 +154,22 @@ class Scheduler:
             self._wake.wait(_POLL if now - moved_at < _IDLE_AFTER else _IDLE_POLL)
 
     def _retry_due(self) -> bool:
+        with self._lock:
+            due = [table.next_due for table in self._tables.values() if table.job is None]
         now = datetime.now(UTC)
-        return any(
-            table.job is None and table.next_due is not None and table.next_due <= now
-            for table in self.tables()
-            if isinstance(table.state, Errored)
-        )
+        return any(at is not None and at <= now for at in due)
 
     def _hand_out(self) -> None:
         with self._lock:
             for table in list(self._tables.values()):
                 if table.leaving and table.job is None:
                     self._forget(table.id, table.name)
+            leaving = {table.name for table in self._tables.values() if table.leaving}
             for table in sorted(self._tables.values(), key=lambda table: table.idle_since):
                 job = table.next_job()
-                if job is not None:
+                # A table that was dropped and made again has another oid but the same
+                # place at the destination: the old one's last write comes first.
+                if job is not None and table.name not in leaving:
                     table.job = job
                     future = self._pools[job].submit(table.run, job)
                     future.add_done_callback(self._done)

@@ -1,0 +1,92 @@
+"""The whole path into Delta tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import Pipeline
+from penstock.destinations import DeltaDestination
+from penstock.pipeline import applier
+from penstock.schema import TableName
+from penstock.stores import SqlStore
+from tests.pipeline.conftest import TIMEOUT, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Lake:
+    """A Delta destination, a store on disk, and what the tables hold."""
+
+    def __init__(self, source: Source, spark: SparkSession, root: Path) -> None:
+        self.root = root
+        self._source = source
+        self._spark = spark
+
+    def pipeline(self, **settings: Any) -> Pipeline:
+        return self._source.pipeline(
+            store=SqlStore(f"sqlite:///{self.root}/store.db"),
+            destination=self.destination,
+            **settings,
+        )
+
+    @property
+    def destination(self) -> DeltaDestination:
+        return DeltaDestination(self.root / "lake")
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        path = self.destination.path(TableName("public", table))
+        frame = self._spark.newSession().read.format("delta").load(path).orderBy("id")
+        return [row.asDict() for row in frame.collect()]
+
+
+@pytest.fixture
+def lake(source: Source, spark: SparkSession, tmp_path: Path) -> Lake:
+    return Lake(source, spark, tmp_path)
+
+
+def test_delta_tables_equal_the_source_across_a_restart(source: Source, lake: Lake) -> None:
+    source.execute("INSERT INTO a SELECT g, 'more' FROM generate_series(101, 5000) g")
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        assert lake.rows("a") == source.rows("a")
+        assert lake.rows("b") == []
+        source.execute(
+            "INSERT INTO b SELECT g, 'b' FROM generate_series(1, 50) g",
+            "UPDATE a SET v = 'changed' WHERE id % 7 = 0",
+            "UPDATE a SET id = -id WHERE id < 10",
+            "DELETE FROM a WHERE id % 11 = 0",
+        )
+        source.catch_up(pipeline)
+        assert lake.rows("a") == source.rows("a")
+        assert lake.rows("b") == source.rows("b")
+    source.execute("UPDATE b SET v = 'while it was down' WHERE id < 5", "TRUNCATE a")
+    source.execute("INSERT INTO a VALUES (1, 'after the truncate')")
+    with lake.pipeline() as pipeline:
+        source.catch_up(pipeline)
+        assert lake.rows("a") == source.rows("a")
+        assert lake.rows("b") == source.rows("b")
+
+
+def test_a_batch_that_was_committed_but_not_recorded_is_not_applied_again(
+    source: Source, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+
+    def die_once(name: str) -> None:
+        if name == "batch_committed" and not died:
+            died.append(name)
+            raise RuntimeError("died between the destination's commit and the cursor")
+
+    monkeypatch.setattr(applier, "failpoint", die_once)
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO b SELECT g, 'b' FROM generate_series(1, 50) g")
+        source.catch_up(pipeline)
+        assert died
+        source.execute("INSERT INTO b VALUES (51, 'goes on')")
+        source.catch_up(pipeline)
+        assert lake.rows("b") == source.rows("b")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from penstock.config import PgConnection, PipelineConfig
+from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.failures import Failure, errored, failure_of
+from penstock.states import MANUAL, Ready
+
+CONFIG = PipelineConfig(
+    id="t",
+    publication_name="p",
+    pg_connection=PgConnection(),
+    table_error_retry_delay_ms=1000,
+    table_error_retry_max_delay_ms=5000,
+    table_error_retry_max_attempts=4,
+)
+PASSING = Failure(ErrorKind.DESTINATION_CONNECTION, "no answer", "wait", True, "no answer")
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (PenstockError(ErrorKind.DESTINATION_CONNECTION, "gone"), True),
+        (PenstockError(ErrorKind.DATA_UNREPRESENTABLE, "infinity"), False),
+        (PenstockError(ErrorKind.SOURCE_PRIVILEGE, "no"), False),
+        (psycopg.OperationalError("server closed the connection"), True),
+        (TimeoutError("too late"), True),
+        (RuntimeError("something of the destination's own"), True),
+    ],
+)
+def test_what_passes_by_itself_is_retried(error: Exception, passing: bool) -> None:
+    assert failure_of(error).passing is passing
+
+
+def test_row_values_do_not_get_into_logs() -> None:
+    error = PenstockError(ErrorKind.DATA_UNREPRESENTABLE, "id=1 has the value secret")
+    assert "secret" in failure_of(error).reason
+    assert "secret" not in failure_of(error).loggable
+    assert "secret" not in failure_of(RuntimeError("secret")).loggable
+
+
+def test_the_reason_is_one_telling_line() -> None:
+    error = RuntimeError(
+        "An error occurred while calling o1.save.:\njava.io.IOException: full\n\tat"
+    )
+    assert failure_of(error).reason.endswith("java.io.IOException: full")
+
+
+def test_delays_grow_to_their_limit_with_jitter() -> None:
+    delays = []
+    for attempts in (1, 2, 3):
+        state = errored(PASSING, Ready("c"), attempts, CONFIG)
+        assert state.retry.at is not None
+        delays.append(state.retry.at - datetime.now(UTC))
+    for delay, most in zip(delays, (1, 2, 4), strict=True):
+        assert timedelta(seconds=0.7 * most) < delay <= timedelta(seconds=most)
+
+
+def test_after_the_last_attempt_somebody_has_to_look() -> None:
+    state = errored(PASSING, Ready("c"), 4, CONFIG)
+    assert state.retry == MANUAL
+    assert "given up after 4 attempts" in state.reason
+
+
+def test_an_error_keeps_the_state_that_it_interrupted() -> None:
+    assert errored(PASSING, Ready("c"), 1, CONFIG).interrupted == Ready("c")

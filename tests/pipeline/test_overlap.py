@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.journal.manifest import Defect
+from penstock.pipeline.overlap import contains_all, may_matter
+from penstock.states import VisibleXids
+from tests.pipeline.journals import HandMadeJournal, table
+
+VISIBLE = VisibleXids.parse("1000:1010:1005")
+DEFECT = Defect("v", "id=1", "infinity", 1)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> HandMadeJournal:
+    return HandMadeJournal(tmp_path / "journal")
+
+
+def file(journal: HandMadeJournal, xids: list[int], values: list[str | None] | None = None) -> str:
+    return journal.reader.file(journal.segment(table(), xids, values=values))
+
+
+def test_a_copy_contains_segments_whose_transactions_it_all_saw(journal: HandMadeJournal) -> None:
+    assert contains_all(VISIBLE, [file(journal, [990, 1001]), file(journal, [1009])])
+
+
+@pytest.mark.parametrize("unseen", [1005, 1010, 2000])
+def test_one_change_that_the_copy_lacks_is_enough(journal: HandMadeJournal, unseen: int) -> None:
+    assert not contains_all(VISIBLE, [file(journal, [990]), file(journal, [1001, unseen])])
+
+
+def test_a_defect_matters_without_a_copy_to_compare_with(journal: HandMadeJournal) -> None:
+    assert may_matter(DEFECT, file(journal, [990], [None]), None)
+
+
+def test_a_defect_that_the_copy_saw_mended_does_not_matter(journal: HandMadeJournal) -> None:
+    assert not may_matter(DEFECT, file(journal, [990, 2000], [None, "fine"]), VISIBLE)
+
+
+def test_a_defect_behind_the_copy_matters(journal: HandMadeJournal) -> None:
+    assert may_matter(DEFECT, file(journal, [990, 2000], ["fine", None]), VISIBLE)

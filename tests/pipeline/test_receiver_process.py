@@ -1,0 +1,183 @@
+"""The supervision of a child process, with children that are small scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.config import JournalConfig, PgConnection, PipelineConfig
+from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverState, revealed
+from penstock.testing.waiting import wait_for
+
+STREAM_UNTIL_TOLD = """
+    import json, os, signal, sys
+    config = json.loads(sys.stdin.readline())
+    print(json.dumps({"event": "streaming"}), flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    sys.stdin.read()
+"""
+
+Supervise = Callable[[str], ReceiverProcess]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> PipelineConfig:
+    return PipelineConfig(
+        id="shop",
+        publication_name="p",
+        pg_connection=PgConnection(host="nowhere", password="hush"),
+        journal=JournalConfig(location=str(tmp_path / "journal")),
+    )
+
+
+@pytest.fixture
+def failures() -> list[PenstockError]:
+    return []
+
+
+@pytest.fixture
+def supervise(
+    config: PipelineConfig, failures: list[PenstockError], tmp_path: Path
+) -> Iterator[Supervise]:
+    started: list[ReceiverProcess] = []
+
+    def start(script: str) -> ReceiverProcess:
+        path = tmp_path / "child.py"
+        path.write_text(textwrap.dedent(script))
+        process = ReceiverProcess(config, failures.append, (sys.executable, str(path)))
+        started.append(process)
+        process.start()
+        return process
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+def streaming(process: ReceiverProcess) -> bool:
+    return process.report.state is ReceiverState.STREAMING
+
+
+def test_it_streams_and_stops_when_told(
+    supervise: Supervise, failures: list[PenstockError]
+) -> None:
+    process = supervise(STREAM_UNTIL_TOLD)
+    wait_for(lambda: streaming(process))
+    pid = process.report.pid
+    assert pid is not None
+    process.stop()
+    assert process.report.state is ReceiverState.STOPPED
+    assert not psutil.pid_exists(pid)
+    assert not failures
+
+
+def test_a_killed_receiver_is_started_again(
+    supervise: Supervise, failures: list[PenstockError]
+) -> None:
+    process = supervise(STREAM_UNTIL_TOLD)
+    wait_for(lambda: streaming(process))
+    first = process.report.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: streaming(process) and process.report.pid not in (None, first))
+    assert process.report.restarts == 1
+    assert not failures
+
+
+def test_a_fatal_error_fails_the_pipeline_with_it(
+    supervise: Supervise, failures: list[PenstockError]
+) -> None:
+    process = supervise("""
+        import json, sys
+        print(json.dumps({"event": "error", "kind": "source.slot", "message": "the slot is lost",
+                          "hint": "resync"}), flush=True)
+        sys.exit(1)
+    """)
+    wait_for(lambda: bool(failures))
+    assert failures[0].kind is ErrorKind.SOURCE_SLOT
+    assert failures[0].message == "the slot is lost"
+    assert failures[0].hint == "resync"
+    assert process.report.state is ReceiverState.FAILED
+    assert process.report.restarts == 0
+
+
+def test_one_that_never_streams_is_given_up(
+    supervise: Supervise, failures: list[PenstockError]
+) -> None:
+    supervise("raise SystemExit(3)")
+    wait_for(lambda: bool(failures))
+    assert failures[0].kind is ErrorKind.INTERNAL
+    assert "exit code 3" in failures[0].message
+
+
+def test_events_show_in_the_report(supervise: Supervise) -> None:
+    process = supervise("""
+        import json, sys
+        print("not an event", flush=True)
+        print(json.dumps({"event": "reconnecting", "reason": "server closed"}), flush=True)
+        sys.stdin.read()
+    """)
+    wait_for(lambda: process.report.state is ReceiverState.RECONNECTING)
+    assert process.report.reason == "server closed"
+    assert process.settled
+
+
+def test_the_secret_goes_through_standard_input_alone(supervise: Supervise, tmp_path: Path) -> None:
+    seen = tmp_path / "seen.json"
+    process = supervise(f"""
+        import json, os, sys
+        line = sys.stdin.readline()
+        open({str(seen)!r} + ".new", "w").write(
+            json.dumps([json.loads(line), sys.argv, dict(os.environ)]))
+        os.rename({str(seen)!r} + ".new", {str(seen)!r})
+        print(json.dumps({{"event": "streaming"}}), flush=True)
+        sys.stdin.read()
+    """)
+    wait_for(lambda: streaming(process))
+    sent, arguments, environment = json.loads(seen.read_text())
+    assert sent["pg_connection"]["password"] == "hush"
+    assert "hush" not in str(arguments)
+    assert "hush" not in str(environment)
+
+
+def test_the_child_gets_a_configuration_it_can_read(config: PipelineConfig) -> None:
+    text = json.dumps(revealed(config))
+    again = PipelineConfig.model_validate_json(text)
+    assert again == config.model_copy(
+        update={"journal": JournalConfig(location=str(config.journal_path))}
+    )
+
+
+def test_the_child_sees_the_end_of_its_input_when_its_parent_dies(tmp_path: Path) -> None:
+    """However suddenly: the parent here is killed."""
+    child = tmp_path / "child.py"
+    child.write_text(textwrap.dedent(STREAM_UNTIL_TOLD))
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        from penstock.config import PgConnection, PipelineConfig
+        from penstock.pipeline.receiver_process import ReceiverProcess
+        config = PipelineConfig(id="x", publication_name="p", pg_connection=PgConnection())
+        process = ReceiverProcess(config, print, (sys.executable, {str(child)!r}))
+        process.start()
+        while not process.settled:
+            time.sleep(0.01)
+        print(process.report.pid, flush=True)
+        time.sleep(600)
+        """)
+    )
+    with psutil.Popen([sys.executable, str(parent)], stdout=-1, text=True) as owner:
+        pid = int(owner.stdout.readline())
+        receiver = psutil.Process(pid)
+        owner.kill()
+    receiver.wait(timeout=20)
