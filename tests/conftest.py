@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _numbers = itertools.count(1)
+_OWN_ROOT = pytest.StashKey[Path]()
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,30 @@ class Database:
         return self.server.connect(self.name, **parameters)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedPostgres]:
-    """A server that all tests share; one that kills its server makes its own.
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this run temporary directories of its own.
 
-    Not below pytest's own directory: when root runs the tests the server is
-    another user's, and the next pytest to start closes that directory to others.
+    Pytest's are below one directory for all runs, and each start closes that to
+    other users; when root runs the tests the servers are another user's, and a
+    second run would take the first one's data away from under it.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-tests-") as directory,
-        EmbeddedPostgres(Path(directory) / "postgres") as server,
-    ):
+    if "PYTEST_DEBUG_TEMPROOT" not in os.environ:
+        root = tempfile.mkdtemp(prefix="penstock-tests-")
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = root
+        config.stash[_OWN_ROOT] = Path(root)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Leave the directories there only when something failed in them."""
+    root = session.config.stash.get(_OWN_ROOT, None)
+    if root is not None and exitstatus == 0:
+        session.config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server that all tests share; one that kills its server makes its own."""
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 
 

@@ -22,8 +22,8 @@ from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.manifest import ChangeCounts, Defect
 from penstock.journal.segment import Chunk
 from penstock.postgres import pgoutput
+from penstock.postgres.libpq import CopyBuffer
 from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints, RelationMessage, ValueSlices
-from penstock.postgres.replication import FrameBuffer
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn, decode
 from penstock.schema import (
@@ -70,9 +70,9 @@ class ChangeDecoder:
         self.new_schemas: list[TableSchema] = []
         """Versions that began and that no manifest has named yet."""
 
-    def decode(self, frames: FrameBuffer) -> Decoded:
-        buffer, offsets = frames.arrays()
-        index, closed, ended = self._index(buffer, offsets)
+    def decode(self, frames: CopyBuffer) -> Decoded:
+        buffer = frames.data
+        index, closed, ended = self._index(frames)
         state = self._state
         return Decoded(
             closed=self._chunks(buffer, index.take(slice(0, closed))),
@@ -82,23 +82,25 @@ class ChangeDecoder:
             in_transaction=bool(state[pgoutput.OPEN]),
         )
 
-    def _index(self, buffer: Bytes, offsets: Ints) -> tuple[ChangeIndex, int, bool]:
+    def _index(self, frames: CopyBuffer) -> tuple[ChangeIndex, int, bool]:
         """The changes of a buffer, how many are closed, and whether a commit was among them."""
-        index = ChangeIndex.empty(len(offsets) + 16)
+        buffer, ends = frames.data, frames.ends
+        index = ChangeIndex.empty(frames.count + 16)
         first = used = closed = 0
         ended = False
         while True:
             oids = np.fromiter(self._current.keys(), dtype=np.int64, count=len(self._current))
             slots = np.fromiter(self._current.values(), dtype=np.int64, count=len(self._current))
             first, used, closed_now, code = pgoutput.index_messages(
-                buffer, offsets, first, used, self._state, oids, slots, *index.arrays()
+                buffer, ends, frames.count, first, used, self._state, oids, slots, *index.arrays()
             )
             if closed_now >= 0:
                 closed, ended = closed_now, True
             if code == pgoutput.AT_END:
                 return index.take(slice(0, used)), closed, ended
             if code == pgoutput.AT_RELATION:
-                message = bytes(buffer[offsets[first] + pgoutput.HEADER : offsets[first + 1]])
+                start = int(ends[first - 1]) if first else 0
+                message = bytes(buffer[start + pgoutput.HEADER : ends[first]])
                 self._relation(pgoutput.parse_relation(message))
                 first += 1
             elif code == pgoutput.NO_ROOM:

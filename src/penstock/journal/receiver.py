@@ -145,18 +145,18 @@ class _Loop:
                 else:
                     stop.wait(_IDLE_WAIT_S)
                 continue
-            before = len(frames)
-            stream.read(frames, _QUIET_S if before else _IDLE_WAIT_S)
+            before = frames.count
+            full = stream.read(frames, _QUIET_S if before else _IDLE_WAIT_S)
             now = time.monotonic()
             if before == 0:
                 since = now
-            quiet = len(frames) == before
-            if frames.full or (len(frames) and (quiet or now - since >= _HAND_OVER_S)):
+            quiet = frames.count == before
+            if full or (frames.count and (quiet or now - since >= _HAND_OVER_S)):
                 scribe.take(frames)
                 frames = scribe.fresh_buffer(0)
             elif quiet:
                 scribe.idle_at(stream.wal_end)
-        if frames is not None and len(frames):
+        if frames is not None and frames.count:
             scribe.take(frames)
 
     def _acknowledge(self) -> None:

@@ -34,7 +34,7 @@ class RelationCatalog:
         columns = []
         for place, sent in enumerate(message.columns):
             column = known.get(sent.name)
-            if column is None or column.type_oid != sent.type_oid:
+            if column is None or _type_of(column) != (sent.type_oid, sent.type_modifier):
                 column = self._derive(name, place, sent)
             columns.append(column)
         return TableSchema(
@@ -53,6 +53,10 @@ class RelationCatalog:
 
     def _overrides(self, table: TableName) -> Mapping[str, str]:
         return self._column_types.get(str(table), {})
+
+
+def _type_of(column: ColumnSchema) -> tuple[int, int]:
+    return column.type_oid, column.type_modifier
 
 
 def _with_key(

@@ -20,11 +20,12 @@ from penstock.config import MIB, PipelineConfig
 from penstock.journal.decoder import ChangeDecoder, Describe
 from penstock.journal.flush import FlushBuilder
 from penstock.journal.journal import JournalWriter
-from penstock.postgres import pgoutput, values
-from penstock.postgres.replication import FrameBuffer
+from penstock.postgres import libpq, pgoutput, values
+from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn
 
 _BUFFER_BYTES = 16 * MIB
+_BUFFER_FRAMES = _BUFFER_BYTES // 64
 _BUFFERS = 3
 _TRICKLE_BYTES = MIB
 _TRICKLE_SHARE = 0.2
@@ -47,10 +48,10 @@ class Scribe:
         self._max_bytes = config.journal.max_bytes
         self._decoder = ChangeDecoder(journal.latest_schemas(), describe)
         self._builder = FlushBuilder(journal, self._batch.max_bytes)
-        self._work: queue.SimpleQueue[FrameBuffer | _Idle | None] = queue.SimpleQueue()
-        self._free: queue.SimpleQueue[FrameBuffer] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[CopyBuffer | _Idle | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[CopyBuffer] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
-            self._free.put(FrameBuffer(_BUFFER_BYTES))
+            self._free.put(CopyBuffer(_BUFFER_BYTES, _BUFFER_FRAMES))
         self._error: BaseException | None = None
         self._in_transaction = False
         self._last_flush = time.monotonic()
@@ -62,14 +63,14 @@ class Scribe:
 
     # For the receiving thread.
 
-    def fresh_buffer(self, wait: float) -> FrameBuffer | None:
+    def fresh_buffer(self, wait: float) -> CopyBuffer | None:
         """An empty buffer, or None when all are still being worked on."""
         try:
             return self._free.get(timeout=wait) if wait else self._free.get_nowait()
         except queue.Empty:
             return None
 
-    def take(self, frames: FrameBuffer) -> None:
+    def take(self, frames: CopyBuffer) -> None:
         self._work.put(frames)
 
     def idle_at(self, position: Lsn) -> None:
@@ -92,7 +93,7 @@ class Scribe:
     def _run(self) -> None:
         try:
             while (item := self._next()) is not None:
-                if isinstance(item, FrameBuffer):
+                if isinstance(item, CopyBuffer):
                     self._decode(item)
                 elif not self._in_transaction and self._builder.empty:
                     self._builder.move_to(item.position)
@@ -103,7 +104,7 @@ class Scribe:
         except BaseException as error:
             self._error = error
 
-    def _next(self) -> FrameBuffer | _Idle | None:
+    def _next(self) -> CopyBuffer | _Idle | None:
         while True:
             try:
                 return self._work.get(timeout=self._patience())
@@ -111,7 +112,7 @@ class Scribe:
                 self._flush_if_due()
                 self._watch_usage()
 
-    def _decode(self, frames: FrameBuffer) -> None:
+    def _decode(self, frames: CopyBuffer) -> None:
         decoded = self._decoder.decode(frames)
         self._builder.add(decoded)
         self._in_transaction = decoded.in_transaction
@@ -160,5 +161,6 @@ class Scribe:
 
 def warm_up() -> None:
     """Compile the kernels, or load them from their cache, before the stream starts."""
+    libpq.warm_up()
     values.warm_up()
     pgoutput.warm_up()

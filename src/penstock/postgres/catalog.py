@@ -52,15 +52,13 @@ class PublishedTable:
     """A table as its publication sends it; `schema.columns` are the ones it sends.
 
     `row_filter` is an SQL expression over the table's columns. `estimated_rows`
-    and `bytes` count all partitions; the estimate is -1 where the table was never
-    analysed.
+    counts all partitions and is -1 where the table was never analysed.
     """
 
     schema: TableSchema
     row_filter: str | None
     relkind: str
     estimated_rows: int
-    bytes: int
 
     @property
     def partitioned(self) -> bool:
@@ -119,10 +117,7 @@ def published_tables(
     publication_name: str,
     column_types: ColumnTypes | None = None,
 ) -> list[PublishedTable]:
-    """The tables that the publication sends, by name, with the columns it sends.
-
-    Waits for a table that somebody has locked exclusively.
-    """
+    """The tables that the publication sends, by name, with the columns it sends."""
     modern = server_version(session) >= 150000
     query = _PUBLISHED.format(
         attnames="p.attnames" if modern else "NULL", rowfilter="p.rowfilter" if modern else "NULL"
@@ -139,7 +134,6 @@ def published_tables(
             row_filters[entry.oid],
             entry.relkind,
             entry.estimated_rows,
-            entry.bytes,
         )
         for entry in entries
     ]
@@ -239,7 +233,6 @@ class _Entry:
     identity: ReplicaIdentity
     key: tuple[int, ...]
     estimated_rows: int
-    bytes: int
     attributes: tuple[_Attribute, ...]
 
 
@@ -251,17 +244,21 @@ _TABLES = """
                        AND k.place <= i.indnkeyatts
                        AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident
                                 ELSE i.indisprimary END), '{}'),
-           sizes.estimate, sizes.bytes
+           rows.estimate
     FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN bool_and(l.reltuples < 0) THEN -1
-                    ELSE sum(greatest(l.reltuples, 0)) END::bigint AS estimate,
-               coalesce(sum(pg_table_size(l.oid)), 0)::bigint AS bytes
-        FROM pg_class l
-        WHERE l.relkind = 'r' AND (l.oid = c.oid OR l.oid IN (
-            SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf))
-    ) sizes
+        -- pg_partition_tree would wait for a partition that somebody has locked
+        WITH RECURSIVE parts(oid) AS (
+            SELECT c.oid
+            UNION ALL
+            SELECT i.inhrelid FROM parts JOIN pg_inherits i ON i.inhparent = parts.oid
+            WHERE c.relkind = 'p')
+        SELECT CASE WHEN coalesce(bool_and(l.reltuples < 0), false) THEN -1
+                    ELSE coalesce(sum(greatest(l.reltuples, 0)), 0) END::bigint AS estimate
+        FROM parts JOIN pg_class l USING (oid)
+        WHERE l.relkind = 'r'
+    ) rows
     WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind IN ('r', 'p')
     ORDER BY n.nspname, c.relname
 """
@@ -290,10 +287,9 @@ def _entries(session: Session, oids: list[int]) -> list[_Entry]:
             ReplicaIdentity(identity),
             tuple(key),
             estimate,
-            size,
             tuple(attributes[oid]),
         )
-        for oid, schema, name, relkind, identity, key, estimate, size in rows
+        for oid, schema, name, relkind, identity, key, estimate in rows
     ]
 
 

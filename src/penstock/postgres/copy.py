@@ -124,20 +124,24 @@ def copy_range(
     on_unrepresentable: OnUnrepresentable = "error",
     buffer_bytes: int = _BUFFER_BYTES,
 ) -> Iterator[CopiedBatch]:
-    """The rows of a range, in batches of about `buffer_bytes` of text."""
+    """The rows of a range, in batches of about `buffer_bytes` of text.
+
+    A caller that leaves before the end leaves a closed session behind.
+    """
     decoder = _BatchDecoder(table, on_unrepresentable)
     buffer = libpq.CopyBuffer(buffer_bytes, _BUFFER_ROWS)
-    connection = session.pgconn
+    reader = libpq.CopyReader(session.pgconn)
     _start(session, _query(table, part, row_filter), table)
     try:
         status = libpq.FULL
         while status == libpq.FULL:
-            status = buffer.fill(connection)
+            buffer.clear()
+            status = reader.read(buffer)
             if buffer.count:
                 columns = split(buffer.data, buffer.size, buffer.count, len(table.columns))
                 yield decoder.decode(columns, buffer.count)
-    except GeneratorExit:
-        session.close()  # in the middle of a COPY there is no other way to end it
+    except BaseException:
+        session.close()  # there is no other way to end a COPY before its end
         raise
     _finish(session, table)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
+import psycopg
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -48,9 +49,8 @@ _free: Any = types.ExternalFunction(_FREE, types.void(types.uintp))
 class CopyBuffer:
     """COPY messages one behind the other; `ends[i]` is where message i ends in `data`.
 
-    `data` and `ends` are used anew by every `fill`; the first `size` bytes and
-    `count` ends are valid. A message larger than the buffer makes it grow, until
-    the next `fill`.
+    The first `size` bytes and `count` ends are valid. A message larger than the
+    buffer makes it grow; it never stays at more than twice its first size.
     """
 
     def __init__(self, capacity: int, max_messages: int) -> None:
@@ -59,53 +59,66 @@ class CopyBuffer:
         self.ends: npt.NDArray[np.int64] = np.empty(max_messages, np.int64)
         self.size = 0
         self.count = 0
+
+    def clear(self) -> None:
+        """Make it empty again."""
+        self.size = self.count = 0
+        if self.data.size > 2 * self.capacity:
+            self.data = np.empty(self.capacity, np.uint8)
+
+
+class CopyReader:
+    """Takes the messages of one connection's COPY, into one buffer after the other."""
+
+    def __init__(self, connection: PGconn) -> None:
+        self._connection = connection
+        self._address: int | None = getattr(connection, "pgconn_ptr", None)
         # Address and length of a message that libpq has handed out and that
-        # found no room: the first one of the next fill.
+        # found no room: the first one of the next buffer.
         self._pending: npt.NDArray[np.uintp] = np.zeros(2, np.uintp)
         self._carried: memoryview | None = None
 
-    def fill(self, connection: PGconn, *, wait: bool = True) -> int:
-        """Empty the buffer, then fill it; one of ENDED, FAILED, NOTHING_YET and FULL.
+    def read(self, buffer: CopyBuffer, *, wait: bool = True) -> int:
+        """Add messages to the buffer; one of ENDED, FAILED, NOTHING_YET and FULL.
 
         NOTHING_YET is for `wait=False`: libpq has no further message in memory.
         What was received before the end or a failure is in the buffer.
         """
-        self.size = self.count = 0
-        if self.data.size > 2 * self.capacity:
-            self.data = np.empty(self.capacity, np.uint8)
-        address: int | None = getattr(connection, "pgconn_ptr", None)
-        if address is None or not _register():
-            return self._fill_slowly(connection, wait)
+        if self._address is None or not _register():
+            return self._read_slowly(buffer, wait)
         while True:
-            self.size, self.count, status = receive(
-                np.uintp(address),
+            buffer.size, buffer.count, status = receive(
+                np.uintp(self._address),
                 self._pending,
-                self.data,
-                self.ends,
+                buffer.data,
+                buffer.ends,
                 np.int32(not wait),
-                self.size,
-                self.count,
+                buffer.size,
+                buffer.count,
             )
-            if status != FULL or self.count > 0:
+            if status != FULL or buffer.count > 0:
                 return status
-            self.data = np.empty(int(self._pending[1]), np.uint8)
+            buffer.data = np.empty(int(self._pending[1]), np.uint8)
 
-    def _fill_slowly(self, connection: PGconn, wait: bool) -> int:
-        while self.count < self.ends.size:
+    def _read_slowly(self, buffer: CopyBuffer, wait: bool) -> int:
+        while buffer.count < buffer.ends.size:
             if self._carried is None:
-                length, message = connection.get_copy_data(int(not wait))
+                try:
+                    length, message = self._connection.get_copy_data(int(not wait))
+                except psycopg.Error:
+                    return FAILED  # libpq keeps the reason for whoever asks for the result
                 if length <= 0:
                     return length
                 self._carried = memoryview(message)
-            end = self.size + len(self._carried)
-            if end > self.data.size:
-                if self.count > 0:
+            end = buffer.size + len(self._carried)
+            if end > buffer.data.size:
+                if buffer.count > 0:
                     return FULL
-                self.data = np.empty(end, np.uint8)
-            self.data[self.size : end] = self._carried
+                buffer.data = np.empty(end, np.uint8)
+            buffer.data[buffer.size : end] = self._carried
             self._carried = None
-            self.ends[self.count] = self.size = end
-            self.count += 1
+            buffer.ends[buffer.count] = buffer.size = end
+            buffer.count += 1
         return FULL
 
 
@@ -194,3 +207,12 @@ def _bundled_libpq() -> Path | None:
     package = Path(psycopg_binary.__file__).resolve().parent
     places = (package.with_name("psycopg_binary.libs"), package / ".dylibs")
     return next((found for place in places for found in place.glob("libpq[.-]*")), None)
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from its cache."""
+    if _register():
+        nothing = np.zeros(0, np.int64)
+        receive(
+            np.uintp(0), np.zeros(2, np.uintp), np.zeros(1, np.uint8), nothing, np.int32(1), 0, 0
+        )

@@ -24,12 +24,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from penstock.postgres.kernels import kernel
+
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int8]
+Lengths = npt.NDArray[np.int32]
 
 HEADER = 25
 """The bytes before a pgoutput message in an XLogData frame: tag, start, end, clock."""
@@ -57,6 +60,7 @@ _BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE = (ord(tag) for tag in "BCR
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(tag) for tag in "IUDT")
 _KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = (ord(tag) for tag in "KON")
 _TEXT, _NULL = (ord(tag) for tag in "tn")
+_XLOG_DATA, _KEEPALIVE = (ord(tag) for tag in "wk")
 
 
 def new_state() -> Ints:
@@ -69,8 +73,8 @@ class ChangeIndex:
     """Entries of the changes in a buffer, and how many of them are in closed transactions."""
 
     slot: Ints
-    operation: npt.NDArray[np.int8]
-    old: npt.NDArray[np.int8]
+    operation: Codes
+    old: Codes
     tuples: Ints
     commit_lsn: Ints
     commit_ts: Ints
@@ -82,10 +86,10 @@ class ChangeIndex:
         def ints() -> Ints:
             return np.empty(size, dtype=np.int64)
 
-        def bytes_() -> npt.NDArray[np.int8]:
+        def codes() -> Codes:
             return np.empty(size, dtype=np.int8)
 
-        return cls(ints(), bytes_(), bytes_(), ints(), ints(), ints(), ints(), ints())
+        return cls(ints(), codes(), codes(), ints(), ints(), ints(), ints(), ints())
 
     def arrays(self) -> tuple[Any, ...]:
         return (
@@ -127,7 +131,7 @@ class ValueSlices:
     """Where each column's text is: `[column, row]` starts and lengths into the buffer."""
 
     starts: Ints
-    lengths: npt.NDArray[np.int32]
+    lengths: Lengths
 
 
 def parse_relation(message: bytes) -> RelationMessage:
@@ -154,45 +158,49 @@ def _text(data: bytes) -> tuple[str, bytes]:
     return text.decode(), rest
 
 
-@nb.njit(nogil=True, cache=True, inline="always")
-def _be(buffer: Bytes, at: int, size: int) -> int:
-    value = np.int64(0)
+@kernel
+def _be(buffer: Bytes, at: int, size: int) -> Any:
+    """A big-endian integer."""
+    value: Any = np.int64(0)
     for i in range(size):
         value = (value << np.int64(8)) | np.int64(buffer[at + i])
     return value
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def index_messages(
-    buffer,
-    offsets,
-    first,
-    used,
-    state,
-    relation_oids,
-    relation_slots,
-    slot,
-    operation,
-    old,
-    tuples,
-    commit_lsn,
-    commit_ts,
-    xid,
-    ordinal,
-):  # type: ignore[no-untyped-def]
-    """Index messages `first`… of a buffer, whose frames begin at `offsets`.
+    buffer: Bytes,
+    ends: Ints,
+    count: int,
+    first: int,
+    used: int,
+    state: Ints,
+    relation_oids: Ints,
+    relation_slots: Ints,
+    slot: Ints,
+    operation: Codes,
+    old: Codes,
+    tuples: Ints,
+    commit_lsn: Ints,
+    commit_ts: Ints,
+    xid: Ints,
+    ordinal: Ints,
+) -> tuple[int, int, int, int]:
+    """Index messages `first`… of a buffer with `count` frames, which end at `ends`.
 
     `used` entries are there already. Returns (message it stopped at, entries,
     entries in closed transactions or -1 when none was closed, why it stopped).
     """
-    count = offsets.shape[0] - 1
     row = used
     closed = -1
-    last_oid = np.int64(-1)
-    last_slot = np.int64(-1)
+    last_oid: Any = np.int64(-1)
+    last_slot: Any = np.int64(-1)
     capacity = slot.shape[0]
     for i in range(first, count):
-        at = offsets[i] + HEADER
+        start = ends[i - 1] if i > 0 else 0
+        if buffer[start] != _XLOG_DATA:
+            continue
+        at = start + HEADER
         kind = buffer[at]
         if kind in (_INSERT, _UPDATE, _DELETE):
             oid = _be(buffer, at + 1, 4)
@@ -244,7 +252,7 @@ def index_messages(
                 return i, row, closed, NO_ROOM
             for k in range(relations):
                 oid = _be(buffer, at + 6 + 4 * k, 4)
-                found = np.int64(-1)
+                found: Any = np.int64(-1)
                 for j in range(relation_oids.shape[0]):
                     if relation_oids[j] == oid:
                         found = relation_slots[j]
@@ -266,10 +274,32 @@ def index_messages(
     return count, row, closed, AT_END
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
+def newest_keepalive(buffer: Bytes, ends: Ints, first: int, count: int) -> tuple[int, bool]:
+    """The highest position that keepalives among these frames name, and whether one
+    wants an answer."""
+    position: Any = np.int64(0)
+    wanted = False
+    for i in range(first, count):
+        start = ends[i - 1] if i > 0 else 0
+        if buffer[start] == _KEEPALIVE:
+            position = max(position, _be(buffer, start + 1, 8))
+            wanted = wanted or buffer[start + 17] != 0
+    return position, wanted
+
+
+@kernel
 def locate_values(
-    buffer, tuples, operation, old, columns, starts, lengths, old_starts, old_lengths
-):  # type: ignore[no-untyped-def]
+    buffer: Bytes,
+    tuples: Ints,
+    operation: Codes,
+    old: Codes,
+    columns: int,
+    starts: Ints,
+    lengths: Lengths,
+    old_starts: Ints,
+    old_lengths: Lengths,
+) -> tuple[int, int]:
     """Note where every value of these changes is; returns (unchanged values, bad row or -1).
 
     `old_starts` and `old_lengths` may have no columns when no change has an old
@@ -329,8 +359,8 @@ def locate_values(
     return unchanged, -1
 
 
-@nb.njit(nogil=True, cache=True)
-def list_unchanged(lengths, offsets, names):  # type: ignore[no-untyped-def]
+@kernel
+def list_unchanged(lengths: Lengths, offsets: Lengths, names: Ints) -> None:
     """Fill list offsets and column numbers of the values that were not resent."""
     at = 0
     for row in range(lengths.shape[1]):
@@ -345,10 +375,11 @@ def list_unchanged(lengths, offsets, names):  # type: ignore[no-untyped-def]
 def warm_up() -> None:
     """Compile the kernels, or load them from their cache."""
     buffer = np.zeros(64, dtype=np.uint8)
-    buffer[HEADER] = ord("I")
     nothing = np.zeros(0, dtype=np.int64)
     index = ChangeIndex.empty(1)
-    index_messages(buffer, np.array([0, 64]), 0, 0, new_state(), nothing, nothing, *index.arrays())
+    ends = np.array([64])
+    index_messages(buffer, ends, 1, 0, 0, new_state(), nothing, nothing, *index.arrays())
+    newest_keepalive(buffer, ends, 0, 1)
     starts, lengths = np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int32)
     none = index.take(slice(0, 0))
     locate_values(

@@ -1,11 +1,10 @@
 """The replication connection: slots, the stream of frames, acknowledgements.
 
 A frame is what libpq's COPY BOTH hands out: XLogData (`w`), which carries one
-pgoutput message, or a keepalive (`k`). `ReplicationStream.read` moves frames from
-libpq into a `FrameBuffer` until that is full or the socket is dry; it is the one
-loop in Penstock that runs once per message in Python, so it does nothing but
-copy bytes. Keepalives are answered on the way, and `tick` sends a status in time
-even while nobody reads.
+pgoutput message, or a keepalive (`k`). `ReplicationStream.read` has a kernel move
+frames from libpq into a buffer until that is full or the socket is dry. Keepalives
+are answered after each such read (they stay in the buffer, where the decoder
+passes over them), and `tick` sends a status in time even while nobody reads.
 
 What is acknowledged is set by `acknowledge`; this module never decides it.
 """
@@ -15,70 +14,25 @@ from __future__ import annotations
 import select
 import struct
 import time
-from array import array
-from typing import TYPE_CHECKING
 
-import numpy as np
 import psycopg
 from psycopg import pq
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres import libpq
 from penstock.postgres.connection import connect, translate
+from penstock.postgres.libpq import CopyBuffer
+from penstock.postgres.pgoutput import newest_keepalive
 from penstock.schema import ZERO_LSN, Lsn, quote_identifier
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+_FEW = 50
+_LINGER_S = 0.0003
+"""The server sends every message by itself. A reader that is quicker wakes up for each
+of them; one that lingers a moment finds a handful, for the price of one."""
 
-_XLOG_DATA = ord("w")
 _POSTGRES_EPOCH_S = 946_684_800
 _STATUS = struct.Struct("!cqqqqc")
-_KEEPALIVE = struct.Struct("!cqqc")
-
-
-class FrameBuffer:
-    """Frames one behind the other in one block of memory, with where each one ends."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._block = bytearray(capacity)
-        self.view = memoryview(self._block)
-        self.ends = array("q", [0])
-        self.size = 0
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    @property
-    def full(self) -> bool:
-        return self.size >= self.capacity
-
-    def append(self, frame: memoryview) -> None:
-        """Add one frame; a frame larger than the buffer makes it grow."""
-        end = self.size + len(frame)
-        if end > len(self._block):
-            self.view.release()
-            self._block.extend(bytes(max(end - len(self._block), len(self._block) // 4)))
-            self.view = memoryview(self._block)
-        self.view[self.size : end] = frame
-        self.size = end
-        self.ends.append(end)
-
-    def clear(self) -> None:
-        """Make it empty again, and of its first size."""
-        if len(self._block) > 2 * self.capacity:
-            self.view.release()
-            self._block = bytearray(self.capacity)
-            self.view = memoryview(self._block)
-        self.ends = array("q", [0])
-        self.size = 0
-
-    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The bytes, and the offsets at which frames begin (and the last one ends)."""
-        return (
-            np.frombuffer(self._block, dtype=np.uint8, count=len(self._block)),
-            np.frombuffer(self.ends, dtype=np.int64),
-        )
 
 
 class ReplicationStream:
@@ -87,8 +41,8 @@ class ReplicationStream:
     def __init__(self, connection: PgConnection, purpose: str) -> None:
         self._connection = connect(connection, purpose, replication=True)
         self._pgconn = self._connection.pgconn
+        self._reader = libpq.CopyReader(self._pgconn)
         self._acknowledged = ZERO_LSN
-        self._reply_wanted = False
         self._last_status = 0.0
         self._status_interval = 10.0
         self.wal_end = ZERO_LSN
@@ -127,47 +81,28 @@ class ReplicationStream:
 
     # Streaming.
 
-    def read(self, frames: FrameBuffer, wait: float) -> None:
-        """Move frames into `frames` until it is full or the socket is dry.
+    def read(self, frames: CopyBuffer, wait: float) -> bool:
+        """Add frames to `frames` until it is full or the socket is dry; whether it is full.
 
         Waits once, up to `wait` seconds, for more to come. Raises when the stream ends.
         """
-        get = self._pgconn.get_copy_data
-        limit = frames.capacity
-        view = frames.view
-        room = len(view)
-        size = frames.size
-        note_end = frames.ends.append
-        consumed = False
-        while True:
-            length, frame = get(1)
-            if length > 0:
-                if frame[0] != _XLOG_DATA:
-                    self._keepalive(frame)
-                    continue
-                end = size + length
-                if end > room:
-                    frames.size = size
-                    frames.append(frame)
-                    return
-                view[size:end] = frame
-                note_end(end)
-                size = end
-                consumed = False
-                if size >= limit:
-                    frames.size = size
-                    return
-            elif length == 0:
-                frames.size = size
-                if consumed:
+        first = frames.count
+        status = self._reader.read(frames, wait=False)
+        while status == libpq.NOTHING_YET:
+            before = frames.count
+            self._consume()
+            status = self._reader.read(frames, wait=False)
+            got = frames.count - before
+            if status == libpq.NOTHING_YET and got < _FEW:
+                if got == 0:
                     if wait <= 0 or not self._wait(wait):
-                        return
+                        break
                     wait = 0.0
-                self._consume()
-                consumed = True
-            else:
-                frames.size = size
-                self._finish()
+                time.sleep(_LINGER_S)
+        self._note_keepalives(frames, first)
+        if status in (libpq.ENDED, libpq.FAILED):
+            self._finish()
+        return status == libpq.FULL
 
     def acknowledge(self, position: Lsn) -> None:
         """Say that everything before `position` is durable with us."""
@@ -176,16 +111,16 @@ class ReplicationStream:
             self._send_status()
 
     def tick(self) -> None:
-        """Send a status if the server asked for one or is about to lose patience."""
-        if self._reply_wanted or time.monotonic() - self._last_status >= self._status_interval:
+        """Send a status if the server has not heard from us for a while."""
+        if time.monotonic() - self._last_status >= self._status_interval:
             self._send_status()
 
     # Details.
 
-    def _keepalive(self, frame: memoryview) -> None:
-        _, end, _, reply = _KEEPALIVE.unpack(frame[: _KEEPALIVE.size])
+    def _note_keepalives(self, frames: CopyBuffer, first: int) -> None:
+        end, wanted = newest_keepalive(frames.data, frames.ends, first, frames.count)
         self.wal_end = max(self.wal_end, Lsn(end))
-        if reply != b"\0":
+        if wanted:
             self._send_status()
 
     def _send_status(self) -> None:
@@ -198,7 +133,6 @@ class ReplicationStream:
             self._flush()
         except psycopg.Error as error:
             raise translate(error, "acknowledging to Postgres") from error
-        self._reply_wanted = False
         self._last_status = time.monotonic()
 
     def _flush(self) -> None:
