@@ -1,0 +1,84 @@
+"""`penstock doctor`: everything that is missing, at once, each with its remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from penstock.cli.exits import ExitCode
+from penstock.cli.surroundings import requirements
+from penstock.config import FileConfig, load_config
+from penstock.errors import PenstockError
+from penstock.postgres.preflight import Finding, Severity, preflight
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
+
+
+def examine(path: Path, *, as_json: bool) -> ExitCode:
+    """Look at everything, print what was found, and say whether a pipeline could run."""
+    config = load_config(path)
+    local = list(_local_findings(config))
+    findings = [*[finding for _, finding in local if finding], *preflight(config)]
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if as_json:
+        typer.echo(json.dumps(_as_json(findings), indent=2))
+    else:
+        fine = [name for name, finding in local if finding is None]
+        _print(config, fine, findings, len(errors))
+    return ExitCode.FAILED if errors else ExitCode.OK
+
+
+def _local_findings(config: FileConfig) -> Iterator[tuple[str, Finding | None]]:
+    for requirement in requirements(config):
+        try:
+            requirement.check()
+        except PenstockError as error:
+            found = Finding(
+                Severity.ERROR, requirement.name, error.message, error.hint or "", error.kind
+            )
+            yield requirement.name, found
+        else:
+            yield requirement.name, None
+
+
+def _print(config: FileConfig, fine: list[str], findings: list[Finding], errors: int) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if fine:
+        console.print(Text.assemble(("ok", "green"), f"       {', '.join(fine)}"))
+    if not any(_blocks_source(finding) for finding in findings):
+        source = f"Postgres, publication {config.publication_name}, slot {config.slot_name}"
+        console.print(Text.assemble(("ok", "green"), f"       {source}"))
+    for finding in findings:
+        label = (f"{finding.severity:<8} ", _STYLES[finding.severity])
+        console.print(Text.assemble(label, f"{finding.subject}: {finding.problem}"))
+        if finding.remedy:
+            console.print(Text.assemble("         ", (finding.remedy, "cyan")))
+    warnings = len(findings) - errors
+    verdict = f"not ready: {errors} to mend" if errors else "ready"
+    told = f", {warnings} worth knowing" if warnings else ""
+    console.print(Text(verdict + told, style="bold red" if errors else "bold green"))
+
+
+def _blocks_source(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR and finding.kind.startswith("source.")
+
+
+def _as_json(findings: list[Finding]) -> dict[str, object]:
+    return {
+        "ready": not any(finding.severity is Severity.ERROR for finding in findings),
+        "findings": [
+            {
+                "severity": str(finding.severity),
+                "subject": finding.subject,
+                "problem": finding.problem,
+                "remedy": finding.remedy,
+                "kind": str(finding.kind),
+            }
+            for finding in findings
+        ],
+    }

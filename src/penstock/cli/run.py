@@ -1,0 +1,116 @@
+"""`penstock run` and `penstock receive`: look at everything first, then run until stopped.
+
+What can be refused is refused before the slot exists, because a slot that nobody
+reads makes Postgres keep its WAL.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from penstock.cli.exits import ExitCode
+from penstock.cli.options import Progress
+from penstock.cli.signals import StopRequest
+from penstock.cli.spark import spark_session
+from penstock.cli.surroundings import require_receiver_surroundings, require_surroundings
+from penstock.cli.view import View, view_for
+from penstock.config import FileConfig, load_config
+from penstock.errors import PenstockError
+from penstock.postgres.preflight import preflight, require
+
+if TYPE_CHECKING:
+    from penstock.destinations.base import Destination
+    from penstock.pipeline import Pipeline
+    from penstock.stores.base import PipelineStore
+
+logger = logging.getLogger("penstock.run")
+
+_SLOT_PATIENCE_S = 5.0
+"""How long a receiver that was killed may still seem to hold the slot."""
+_REFRESH_S = 0.5
+
+
+def run_receiver(path: Path) -> ExitCode:
+    """Fill the journal until stopped."""
+    config = load_config(path)
+    require_receiver_surroundings(config)
+    require(preflight(config, slot_patience=_SLOT_PATIENCE_S))
+    from penstock.journal.receiver import Receiver
+
+    stop = StopRequest("stopping, what was received is made durable")
+    stop.install()
+    Receiver(config).run(stop.asked)
+    logger.info("stopped")
+    return ExitCode.OK
+
+
+def run_pipeline(path: Path, progress: Progress) -> ExitCode:
+    """Replicate until stopped."""
+    config = load_config(path)
+    require_surroundings(config)
+    require(preflight(config, slot_patience=_SLOT_PATIENCE_S))
+    from penstock.pipeline import Pipeline
+
+    stop = StopRequest("stopping, running writes finish")
+    stop.install()
+    session = spark_session(
+        f"penstock-{config.id}", master=config.spark.master, config=config.spark.config
+    )
+    with session as spark, view_for(progress) as view:
+        stop.install()  # Spark has put its own handler in place of ours
+        pipeline = Pipeline(
+            config, store=build_store(config), destination=build_destination(config), spark=spark
+        )
+        _run(pipeline, view, stop)
+    logger.info("stopped")
+    return ExitCode.OK
+
+
+def build_store(config: FileConfig, *, create: bool = True) -> PipelineStore:
+    """The store that a file asks for; without `create`, only to look at."""
+    from penstock.stores import MemoryStore, SqlStore
+
+    if config.store.type == "memory":
+        return MemoryStore()
+    return SqlStore(config.store.url.get_secret_value(), create=create)
+
+
+def build_destination(config: FileConfig) -> Destination:
+    """The destination that a file asks for."""
+    from penstock.destinations import DeltaDestination, MemoryDestination
+
+    if config.destination.type == "memory":
+        return MemoryDestination()
+    return DeltaDestination(config.destination.root, mode=config.destination.mode)
+
+
+def _run(pipeline: Pipeline, view: View, stop: StopRequest) -> None:
+    def shut_down() -> None:
+        stop.asked.wait()
+        pipeline.shutdown()
+
+    # In a thread of its own: the start may wait long for a slot, and must be
+    # stoppable then too.
+    Thread(target=shut_down, name="shutdown", daemon=True).start()
+    try:
+        pipeline.start()
+    except PenstockError:
+        if stop.asked.is_set():
+            return
+        raise
+    while not stop.asked.is_set():
+        status = pipeline.status()
+        try:
+            view.show(status.to_json())
+        except BrokenPipeError:
+            stop.asked.set()  # nobody reads our output any more
+        if status.error is not None:
+            break
+        stop.asked.wait(_REFRESH_S)
+    pipeline.wait()
+    with suppress(BrokenPipeError):
+        view.show(pipeline.status().to_json())

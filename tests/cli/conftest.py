@@ -1,0 +1,43 @@
+"""A command line to call, and a configuration to call it with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+
+from tests.cli.command import Penstock, WriteConfig
+
+
+@pytest.fixture
+def penstock(tmp_path: Path) -> Penstock:
+    directory = tmp_path / "somewhere"
+    directory.mkdir()
+    return Penstock(directory)
+
+
+@pytest.fixture
+def write_config(penstock: Penstock) -> WriteConfig:
+    """Writes penstock.yaml for a connection, with `settings` in place of the defaults."""
+
+    def write(dsn: str, **settings: Any) -> Path:
+        connection = psycopg.conninfo.conninfo_to_dict(dsn)
+        connection |= settings.pop("pg_connection", {})
+        config = {
+            "id": "shop",
+            "publication_name": "shop_pub",
+            "pg_connection": connection,
+            "journal": {"location": "journal"},
+            "destination": {"root": "lake"},
+            "store": {"url": "sqlite:///store.db"},
+            "spark": {"master": "local[2]"},
+            **settings,
+        }
+        path = penstock.directory / "penstock.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write

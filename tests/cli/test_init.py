@@ -1,0 +1,90 @@
+"""`penstock init`: the page of settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from penstock.cli.template import TEMPLATE
+from penstock.config import FileConfig, load_config
+from tests.cli.command import Penstock
+
+
+def uncommented() -> dict[str, Any]:
+    """The page with every default switched on, examples without a default left out."""
+    lines = []
+    for line in TEMPLATE.splitlines():
+        setting = re.match(r"^(\s*)# ((?: *)[a-z_.]+:.*)$", line)
+        lines.append(setting[1] + setting[2] if setting else line)
+    text = "\n".join(line for line in lines if not re.match(r"^\s*#", line))
+    data: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{[.]+\}", "secret", text))
+    return data
+
+
+def names(model: type[BaseModel]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        is_model = isinstance(nested, type) and issubclass(nested, BaseModel)
+        found[name] = names(nested) if is_model else None  # type: ignore[arg-type]
+    return found
+
+
+def test_the_page_is_a_valid_configuration_of_defaults(penstock: Penstock) -> None:
+    assert penstock("init").code == 0
+    config = load_config(penstock.directory / "penstock.yaml")
+    expected = FileConfig(
+        id="shop", publication_name="shop_pub", pg_connection=config.pg_connection
+    )
+    assert config == expected
+
+
+def test_the_page_names_every_setting() -> None:
+    def missing(known: dict[str, Any], page: Any, path: str = "") -> list[str]:
+        absent = [path + name for name in known if not isinstance(page, dict) or name not in page]
+        for name, nested in known.items():
+            if nested and isinstance(page, dict) and name in page:
+                absent += missing(nested, page[name], f"{path}{name}.")
+        return absent
+
+    assert missing(names(FileConfig), uncommented()) == []
+
+
+def test_the_defaults_on_the_page_are_the_defaults() -> None:
+    page = uncommented()
+    page["pg_connection"].pop("uri")
+    page.pop("column_types")
+    page["spark"] = {}
+    shown = FileConfig(**page)
+    default = FileConfig(id="shop", publication_name="shop_pub", pg_connection=shown.pg_connection)
+    assert shown == default
+    assert shown.pg_connection.connect_timeout == type(shown.pg_connection)().connect_timeout
+
+
+def test_it_can_be_printed(penstock: Penstock) -> None:
+    outcome = penstock("init", "--stdout")
+    assert (outcome.code, outcome.stdout) == (0, TEMPLATE)
+    assert not penstock.files()
+
+
+def test_a_file_that_is_there_stays_unless_forced(penstock: Penstock) -> None:
+    path = penstock.directory / "mine.yaml"
+    path.write_text("id: mine")
+    outcome = penstock("init", path)
+    assert outcome.code == 2
+    assert "--force" in outcome.hints[0]
+    assert path.read_text() == "id: mine"
+    assert penstock("init", path, "--force").code == 0
+    assert path.read_text() == TEMPLATE
+
+
+@pytest.mark.parametrize("path", ["no/such/directory.yaml", "."])
+def test_a_file_that_cannot_be_written_is_a_clear_error(penstock: Penstock, path: str) -> None:
+    outcome = penstock("init", path, "--force")
+    assert outcome.code == 2
+    assert len(outcome.errors) == len(outcome.hints) == 1
+    assert "Traceback" not in outcome.stderr
