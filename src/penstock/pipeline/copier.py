@@ -32,11 +32,12 @@ from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
 from penstock.postgres.catalog import PublishedTable, copy_targets, published_tables
-from penstock.postgres.connection import connect
+from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.snapshot import ExportedSnapshot
+from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
-from penstock.schema import ZERO_LSN, TableSchema
+from penstock.schema import ZERO_LSN, Lsn, TableSchema
 from penstock.spark.changes import TableRows
 from penstock.spark.extract import extract
 from penstock.states import DataSync, FinishedCopy, StoredState
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.pipeline.copier")
 
 _RANGES_PER_CONNECTION = 4
+_FLUSH_POLL = 0.02
 _WRITERS_POLL = 0.05
 _WRITERS_LOG = 10.0
 
@@ -153,13 +155,24 @@ class Copier:
         directory = self._context.journal.copies_directory / copy_id
         directory.mkdir(parents=True)
         with ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot:
-            finished = FinishedCopy(copy_id, snapshot.visible, snapshot.barrier)
+            barrier = end_of_record(snapshot.connection, snapshot.barrier)
             published = self._published(snapshot)
-            table = published.schema
-            if not config.table_sync_copy.includes(str(table.name)):
-                return Copied(table, finished, directory, (), 0)
             files, rows = self._read(snapshot, published, directory)
-        return Copied(table, finished, directory, files, rows)
+            self._wait_for_durability(snapshot.connection, barrier)
+        finished = FinishedCopy(copy_id, snapshot.visible, barrier)
+        return Copied(published.schema, finished, directory, files, rows)
+
+    def _wait_for_durability(self, session: Session, barrier: Lsn) -> None:
+        """Until the source itself cannot lose what the snapshot saw.
+
+        Transactions that commit asynchronously are visible before they are on
+        disk. If the server crashed then, the copy would have rows that the source
+        has not, and the ids of their transactions would be given out again, to
+        changes that we would leave out. The snapshot's own session tells: it does
+        not survive a crash.
+        """
+        while current_flush_lsn(session) < barrier:
+            self._pause(_FLUSH_POLL)
 
     def _published(self, snapshot: ExportedSnapshot) -> PublishedTable:
         """The table as the snapshot sees it: it may have changed since it was found."""
@@ -175,6 +188,8 @@ class Copier:
         self, snapshot: ExportedSnapshot, published: PublishedTable, directory: Path
     ) -> tuple[tuple[str, ...], int]:
         config = self._context.config
+        if not config.table_sync_copy.includes(str(published.schema.name)):
+            return (), 0
         targets = [
             (target.name.quoted, target.blocks)
             for target in copy_targets(snapshot.connection, published.schema)

@@ -146,11 +146,10 @@ class Scheduler:
             self._wake.clear()
             taken = self._context.journal.refresh()
             now = time.monotonic()
-            if taken or woken:
-                moved_at = now
             if taken or woken or now - looked_at >= _LOOK_AROUND or self._retry_due():
                 looked_at = now
-                self._hand_out()
+                if self._hand_out() or taken:
+                    moved_at = now
             self._wake.wait(_POLL if now - moved_at < _IDLE_AFTER else _IDLE_POLL)
 
     def _retry_due(self) -> bool:
@@ -159,7 +158,9 @@ class Scheduler:
         now = datetime.now(UTC)
         return any(at is not None and at <= now for at in due)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self) -> int:
+        """Give every table that has something to do to its pool; how many these are."""
+        handed_out = 0
         with self._lock:
             for table in list(self._tables.values()):
                 if table.leaving and table.job is None:
@@ -171,12 +172,16 @@ class Scheduler:
                 # place at the destination: the old one's last write comes first.
                 if job is not None and table.name not in leaving:
                     table.job = job
+                    handed_out += 1
                     future = self._pools[job].submit(table.run, job)
                     future.add_done_callback(self._done)
+        return handed_out
 
     def _done(self, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, PenstockError):
-            self._on_failure(error)
-        elif error is not None:
-            self._on_failure(PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}"))
+        if error is None:
+            return
+        self._context.stopping.set()  # or the same job would fail again at once
+        if not isinstance(error, PenstockError):
+            error = PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}")
+        self._on_failure(error)
