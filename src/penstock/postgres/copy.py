@@ -9,13 +9,14 @@ last range of each relation has no end, so blocks that are added after the plan
 was made are read too; the snapshot shows nothing new in them.
 
 `copy_ranges` reads ranges as Arrow batches through the value decoder that the
-stream uses as well. It holds one buffer of text and one batch at a time.
+stream uses as well. It holds two buffers of text and one batch at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -39,6 +40,7 @@ OnUnrepresentable = Literal["error", "null"]
 _BUFFER_BYTES = 4 * MIB
 _BUFFER_ROWS = 1 << 16
 _MIN_RANGE_BLOCKS = 128
+_CANCEL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +131,43 @@ def copy_range(
     A caller that leaves before the end leaves a closed session behind.
     """
     decoder = _BatchDecoder(table, on_unrepresentable)
-    buffer = libpq.CopyBuffer(buffer_bytes, _BUFFER_ROWS)
-    reader = libpq.CopyReader(session.pgconn)
     _start(session, _query(table, part, row_filter), table)
-    try:
-        status = libpq.FULL
-        while status == libpq.FULL:
-            buffer.clear()
-            status = reader.read(buffer)
-            if buffer.count:
-                columns = split(buffer.data, buffer.size, buffer.count, len(table.columns))
-                yield decoder.decode(columns, buffer.count)
-    except BaseException:
-        session.close()  # there is no other way to end a COPY before its end
-        raise
+    with closing(_received(session, buffer_bytes)) as buffers:
+        for buffer in buffers:
+            columns = split(buffer.data, buffer.size, buffer.count, len(table.columns))
+            yield decoder.decode(columns, buffer.count)
     _finish(session, table)
+
+
+def _received(session: Session, buffer_bytes: int) -> Generator[libpq.CopyBuffer, None, None]:
+    """Buffers full of rows, the next of which is received while one is worked on."""
+    reader = libpq.CopyReader(session.pgconn)
+    ready, filling = (libpq.CopyBuffer(buffer_bytes, _BUFFER_ROWS) for _ in range(2))
+
+    def receive(buffer: libpq.CopyBuffer) -> int:
+        buffer.clear()
+        return reader.read(buffer)
+
+    with ThreadPoolExecutor(1, "copy") as thread:
+        status = libpq.FULL
+        receiving = thread.submit(receive, filling)
+        try:
+            while status == libpq.FULL:
+                status = receiving.result()
+                ready, filling = filling, ready
+                if status == libpq.FULL:
+                    receiving = thread.submit(receive, filling)
+                if ready.count:
+                    yield ready
+        except BaseException:
+            # Nobody wants the rest. The thread may wait for rows that are long
+            # in coming, so the server is asked to end the COPY before we close.
+            if not receiving.done():
+                with suppress(psycopg.Error):
+                    session.cancel_safe(timeout=_CANCEL_SECONDS)
+            thread.shutdown()
+            session.close()
+            raise
 
 
 def _query(table: TableSchema, part: CtidRange, row_filter: str | None) -> str:
