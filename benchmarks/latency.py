@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from benchmarks.delivering import make_pipeline, table_path
 from benchmarks.measure import Measure, timed
 from benchmarks.source import ROWS, Source, fresh_source
+from penstock.destinations.delta.mark import Mark
 from penstock.schema import Lsn
 from penstock.testing import EmbeddedPostgres
 from penstock.testing.waiting import wait_for
@@ -52,8 +53,9 @@ class CommitWatch:
 def _position(commit: Path) -> Lsn | None:
     for line in commit.read_text().splitlines():
         info = json.loads(line).get("commitInfo")
-        if info and "userMetadata" in info:
-            return Lsn.parse(json.loads(info["userMetadata"])["position"])
+        mark = Mark.loads(info.get("userMetadata")) if info else None
+        if mark is not None and not mark.carried:
+            return mark.position
     return None
 
 

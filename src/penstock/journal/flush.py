@@ -82,6 +82,11 @@ class FlushBuilder:
         return self._closed.bytes
 
     @property
+    def memory(self) -> int:
+        """What waits in memory, closed and open."""
+        return self._closed.bytes + self._open.bytes
+
+    @property
     def spilled_bytes(self) -> int:
         """What the open transaction has on disk already."""
         return self._open.written_bytes

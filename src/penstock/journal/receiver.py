@@ -136,8 +136,8 @@ class _Loop:
             scribe.check()
             self._acknowledge()
             stream.tick()
-            if scribe.paused != paused:
-                paused = scribe.paused
+            if (wait := scribe.paused) != paused:
+                paused = wait
                 self._report({"event": "paused" if paused else "resumed"})
             if frames is None or paused:
                 if frames is None:

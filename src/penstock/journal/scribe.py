@@ -20,6 +20,7 @@ from penstock.config import MIB, PipelineConfig
 from penstock.journal.decoder import ChangeDecoder, Describe
 from penstock.journal.flush import FlushBuilder
 from penstock.journal.journal import JournalWriter
+from penstock.journal.memory import MemoryGauge
 from penstock.postgres import libpq, pgoutput, values
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn
@@ -44,10 +45,11 @@ class Scribe:
 
     def __init__(self, config: PipelineConfig, journal: JournalWriter, describe: Describe) -> None:
         self._journal = journal
-        self._batch = config.batch
+        self._fill = config.batch.max_fill_ms / 1000
+        self._memory = MemoryGauge(config)
         self._max_bytes = config.journal.max_bytes
         self._decoder = ChangeDecoder(journal.latest_schemas(), describe)
-        self._builder = FlushBuilder(journal, self._batch.max_bytes)
+        self._builder = FlushBuilder(journal, self._memory.flush_bytes)
         self._work: queue.SimpleQueue[CopyBuffer | _Idle | None] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[CopyBuffer] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
@@ -56,8 +58,8 @@ class Scribe:
         self._in_transaction = False
         self._last_flush = time.monotonic()
         self._next_usage_check = 0.0
+        self._journal_full = False
         self.durable = journal.end
-        self.paused = False
         self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
         self._thread.start()
 
@@ -69,6 +71,12 @@ class Scribe:
             return self._free.get(timeout=wait) if wait else self._free.get_nowait()
         except queue.Empty:
             return None
+
+    @property
+    def paused(self) -> bool:
+        """Whether to read no more for the moment: the journal or the memory is full."""
+        waiting = (_BUFFERS - self._free.qsize()) * _BUFFER_BYTES
+        return self._journal_full or self._memory.paused(waiting + self._builder.memory)
 
     def take(self, frames: CopyBuffer) -> None:
         self._work.put(frames)
@@ -126,8 +134,8 @@ class Scribe:
         return max(0.001, self._linger() - self._builder.age)
 
     def _linger(self) -> float:
-        fill = self._batch.max_fill_ms / 1000
-        return fill * _TRICKLE_SHARE if self._builder.bytes < _TRICKLE_BYTES else fill
+        trickle = self._builder.bytes < _TRICKLE_BYTES
+        return self._fill * _TRICKLE_SHARE if trickle else self._fill
 
     def _idle_flush_due(self) -> bool:
         return time.monotonic() - self._last_flush >= _IDLE_FLUSH_S
@@ -137,7 +145,7 @@ class Scribe:
         if builder.empty:
             due = builder.end > self.durable and self._idle_flush_due()
         else:
-            due = builder.bytes >= self._batch.max_bytes or builder.age >= self._linger()
+            due = builder.bytes >= self._memory.flush_bytes or builder.age >= self._linger()
         if due:
             self._flush()
 
@@ -156,7 +164,8 @@ class Scribe:
             return
         self._next_usage_check = now + _USAGE_CHECK_S
         used = self._journal.disk_usage() - self._builder.spilled_bytes
-        self.paused = used >= self._max_bytes * (_RESUME_SHARE if self.paused else 1.0)
+        limit = self._max_bytes * (_RESUME_SHARE if self._journal_full else 1.0)
+        self._journal_full = used >= limit
 
 
 def warm_up() -> None:
