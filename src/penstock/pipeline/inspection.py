@@ -6,6 +6,7 @@ from penstock.config import PipelineConfig
 from penstock.errors import PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
+from penstock.pipeline.source_watch import source_status
 from penstock.pipeline.status import (
     JournalStatus,
     PipelineStatus,
@@ -15,8 +16,7 @@ from penstock.pipeline.status import (
     shown_state,
     table_lag,
 )
-from penstock.postgres.connection import connect, current_flush_lsn
-from penstock.postgres.slots import slot_info
+from penstock.postgres.connection import connect
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.states import StoredState, copy_id_of
 from penstock.stores.base import PipelineStore, Worker
@@ -54,14 +54,7 @@ def read_status(config: PipelineConfig, store: PipelineStore) -> PipelineStatus:
 def _source(config: PipelineConfig) -> SourceStatus:
     try:
         with connect(config.pg_connection, f"{config.id}_status") as session:
-            slot = slot_info(session, config.slot_name)
-            if slot is None:
-                return SourceStatus(
-                    current_flush_lsn(session), problem=f"there is no slot {config.slot_name}"
-                )
-            return SourceStatus(
-                current_flush_lsn(session), slot.confirmed_flush_lsn, slot.active, slot.wal_status
-            )
+            return source_status(session, config.slot_name)
     except PenstockError as error:
         return SourceStatus(problem=error.message)
 

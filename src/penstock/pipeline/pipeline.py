@@ -141,10 +141,7 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """Where everything stands now."""
-        position = self._watch.position if self._watch else None
-        source = SourceStatus()
-        if position is not None:
-            source = SourceStatus(position.wal, position.confirmed)
+        source = self._watch.status if self._watch else SourceStatus()
         return PipelineStatus(
             self.config.id,
             self._running,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 
 from penstock.errors import PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.status import SourceStatus
 from penstock.postgres.catalog import PublishedTable, publication_exists, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn, translated
 from penstock.postgres.slots import slot_info
@@ -34,14 +35,6 @@ class Membership:
     as_of: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """How far the source's WAL is, and up to where the slot has been acknowledged."""
-
-    wal: Lsn
-    confirmed: Lsn | None
-
-
 class SourceWatch:
     """Looks every second or so. `on_membership` is called from its thread."""
 
@@ -52,7 +45,7 @@ class SourceWatch:
         self._on_membership = on_membership
         self._session: Session | None = None
         self._thread = Thread(target=self._run, name="penstock-source", daemon=True)
-        self.position: SourcePosition | None = None
+        self.status = SourceStatus()
 
     def start(self) -> None:
         self._thread.start()
@@ -76,10 +69,7 @@ class SourceWatch:
         asked_at = time.monotonic()
         while not self._context.stopping.wait(interval):
             try:
-                session = self._connected()
-                slot = slot_info(session, self._context.config.slot_name)
-                confirmed = slot.confirmed_flush_lsn if slot else None
-                self.position = SourcePosition(current_flush_lsn(session), confirmed)
+                self.status = source_status(self._connected(), self._context.config.slot_name)
                 if time.monotonic() - asked_at >= _MEMBERSHIP_SECONDS:
                     asked_at = time.monotonic()
                     # A publication that is gone takes no table with it: the
@@ -88,6 +78,7 @@ class SourceWatch:
                         self._on_membership(membership)
             except PenstockError as error:
                 logger.debug("source not reached", extra={"reason": error.message})
+                self.status = replace(self.status, problem=error.message)
                 self._disconnect()
         self._disconnect()
 
@@ -104,3 +95,11 @@ class SourceWatch:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def source_status(session: Session, slot_name: str) -> SourceStatus:
+    """How far the source is, and what it says of our slot."""
+    slot, position = slot_info(session, slot_name), current_flush_lsn(session)
+    if slot is None:
+        return SourceStatus(position, problem=f"there is no slot {slot_name}")
+    return SourceStatus(position, slot.confirmed_flush_lsn, slot.active, slot.wal_status)
