@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 
@@ -62,3 +67,57 @@ class Penstock:
 
 
 WriteConfig = Callable[..., Path]
+
+
+class Running:
+    """A command that is under way, and every process that came of it."""
+
+    def __init__(self, directory: Path, *arguments: str | Path) -> None:
+        self._mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            cwd=directory,
+            env={**os.environ, self._mark: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        self._said: list[str] = []
+        self._listener = threading.Thread(
+            target=self._said.extend, args=(self.process.stderr,), daemon=True
+        )
+        self._listener.start()
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, line by line, as it comes."""
+        assert self.process.stdout is not None
+        yield from self.process.stdout
+
+    def wait(self, timeout: float = 120) -> int:
+        """Its exit code."""
+        code = self.process.wait(timeout)
+        self._listener.join(timeout)
+        return code
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._said)
+
+    def survivors(self) -> list[str]:
+        """Processes that inherited its environment and are still there."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and self._mark in process.environ():
+                    found.append(" ".join(process.cmdline())[:100])
+        return found
+
+    def end(self) -> None:
+        """Whatever happened to the test, leave nothing behind."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self._mark in process.environ():
+                    process.kill()
+        self.process.wait()

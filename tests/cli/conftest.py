@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import psycopg
 import pytest
 import yaml
 
-from tests.cli.command import Penstock, WriteConfig
+from tests.cli.command import Penstock, Running, WriteConfig
 
 
 @pytest.fixture
@@ -17,6 +18,20 @@ def penstock(tmp_path: Path) -> Penstock:
     directory = tmp_path / "somewhere"
     directory.mkdir()
     return Penstock(directory)
+
+
+@pytest.fixture
+def start(penstock: Penstock) -> Iterator[Callable[..., Running]]:
+    """Starts a command; whatever it left behind is ended after the test."""
+    started: list[Running] = []
+
+    def start(*arguments: str | Path) -> Running:
+        started.append(Running(penstock.directory, *arguments))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.end()
 
 
 @pytest.fixture

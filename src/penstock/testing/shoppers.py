@@ -234,6 +234,11 @@ class Workload:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def running(self) -> bool:
+        """Whether every writer is at work."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def __enter__(self) -> Self:
         return self.start()
 

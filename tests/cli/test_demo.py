@@ -1,0 +1,133 @@
+"""`penstock demo`, from its first line to its last process."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import COMMAND, Penstock, Running
+
+Start = Callable[..., Running]
+
+
+def finish(running: Running, timeout: float = 400) -> str:
+    output = "".join(running.lines())
+    assert running.wait(timeout) == 0, output + running.stderr
+    return output
+
+
+def test_the_demo_ends_with_equal_tables_and_a_query_that_works(
+    penstock: Penstock, start: Start
+) -> None:
+    running = start("demo", "--seconds", "5")
+    output = finish(running)
+    assert running.survivors() == []
+    assert running.stderr == ""
+    assert "filled the shop with 200,000 rows" in output
+    for table in ("customers", "products", "orders", "order_lines", "carts"):
+        assert re.search(rf"public\.{table} .* 0 +0 +0 +equal", output), output
+        assert (penstock.directory / "demo-lake" / "public" / table / "_delta_log").is_dir()
+    assert "every table equals Postgres" in output
+    assert "demo-lake/.penstock/journal" in output
+
+    query = output.split("look into it:")[1].strip()
+    result = subprocess.run(
+        query, shell=True, cwd=penstock.directory, capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    assert "shipped" in result.stdout
+
+
+def test_the_demo_survives_the_kill_of_receiver_and_driver(
+    penstock: Penstock, start: Start
+) -> None:
+    # A lake of an earlier demo is emptied.
+    earlier = penstock.directory / "mine" / "public" / "old"
+    earlier.mkdir(parents=True)
+    (penstock.directory / "mine" / ".penstock-demo").touch()
+    running = start("demo", "--seconds", "9", "--kill", "--lake", "mine")
+    output = finish(running)
+    assert running.survivors() == []
+    assert not earlier.exists()
+    assert "killed the receiver (SIGKILL)" in output
+    assert "killed the driver (SIGKILL)" in output
+    assert "every table equals Postgres" in output
+
+
+@pytest.mark.parametrize("moment", ["filled the shop", "public.customers is"])
+def test_ctrl_c_leaves_nothing_running(start: Start, moment: str) -> None:
+    running = start("demo", "--seconds", "600")
+    assert any(moment in line for line in running.lines())
+    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(signal.SIGINT)  # impatience does no harm
+    output = "".join(running.lines())
+    assert running.wait() == 130, output + running.stderr
+    assert "nothing is left running" in output
+    assert running.survivors() == []
+    assert "Traceback" not in running.stderr
+
+
+def test_a_directory_that_no_demo_made_is_left_alone(penstock: Penstock) -> None:
+    mine = penstock.directory / "demo-lake" / "mine"
+    mine.mkdir(parents=True)
+    outcome = penstock("demo")
+    assert outcome.code == 2
+    assert "has files that no demo made" in outcome.errors[0]
+    assert "--lake" in outcome.hints[0]
+    assert mine.exists()
+
+
+def test_a_lake_that_cannot_be_written(penstock: Penstock) -> None:
+    (penstock.directory / "file").touch()
+    outcome = penstock("demo", "--lake", "file/lake")
+    assert outcome.code == 4
+    assert len(outcome.errors) == len(outcome.hints) == 1
+
+
+def test_the_demo_without_java(penstock: Penstock) -> None:
+    outcome = penstock("demo", env={"PATH": "", "JAVA_HOME": ""})
+    assert outcome.code == 2
+    assert "no Java" in outcome.errors[0]
+    assert penstock.files() == set()
+
+
+def test_on_a_terminal_the_demo_draws_a_live_table(tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--seconds", "600"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "100", "TERM": "xterm"},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        close_fds=True,
+        start_new_session=True,
+    )
+    os.close(end)
+    seen = b""
+    try:
+        while b"data_sync" not in seen:
+            seen += os.read(terminal, 65536)
+        assert b"changes applied" in seen
+        process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            seen += _read(terminal)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 143
+    assert b"\x1b[" in seen
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""

@@ -1,0 +1,147 @@
+"""`run`, `receive` and `status` against a real source, started and stopped by signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Penstock, Running, WriteConfig
+from tests.conftest import Database
+
+Start = Callable[..., Running]
+
+SHOP = """
+CREATE TABLE customers (id bigint PRIMARY KEY, name text);
+INSERT INTO customers SELECT i, 'customer ' || i FROM generate_series(1, 1000) i;
+CREATE TABLE notes (id bigint PRIMARY KEY, text text);
+CREATE PUBLICATION shop_pub FOR TABLE customers, notes;
+"""
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    with database.connect() as connection:
+        connection.execute(SHOP)
+    return database
+
+
+def slot_is_active(database: Database) -> bool | None:
+    with database.connect() as connection:
+        query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'penstock_shop'"
+        row = connection.execute(query).fetchone()
+    return row[0] if row else None
+
+
+def until_ready(running: Running) -> dict[str, Any]:
+    """The first status in which every table is ready."""
+    for line in running.lines():
+        status: dict[str, Any] = json.loads(line)
+        if status["tables"] and all(table["state"] == "ready" for table in status["tables"]):
+            return status
+    raise AssertionError(f"it ended: {running.stderr}")
+
+
+def test_a_pipeline_is_run_looked_at_stopped_and_run_again(
+    penstock: Penstock, write_config: WriteConfig, shop: Database, start: Start
+) -> None:
+    config = write_config(shop.dsn)
+
+    running = start("run", config, "--progress", "json", "--log-format", "json")
+    status = until_ready(running)
+    assert {table["name"]: table["rows_copied"] for table in status["tables"]} == {
+        "public.customers": 1000,
+        "public.notes": 0,
+    }
+    seen = penstock("status", config, "--json").json()
+    assert seen["running"] is True
+    assert [table["state"] for table in seen["tables"]] == ["ready", "ready"]
+
+    running.process.send_signal(signal.SIGTERM)
+    assert running.wait() == 0, running.stderr
+    assert running.survivors() == []
+    assert "Traceback" not in running.stderr
+    logged = [line for line in running.stderr.splitlines() if line.startswith("{")]
+    assert {"table is ready", "stopped"} <= {json.loads(line)["message"] for line in logged}
+    assert slot_is_active(shop) is False
+    outcome = penstock("status", config)
+    assert outcome.code == 0
+    assert "not running" in outcome.stdout
+    assert "public.customers" in outcome.stdout
+
+    again = start("run", config, "--progress", "json")
+    assert sum(table["rows_copied"] for table in until_ready(again)["tables"]) == 0
+    again.process.send_signal(signal.SIGINT)
+    again.process.send_signal(signal.SIGINT)
+    assert again.wait() in (130, 0), again.stderr  # 0 when it was done before the second
+    assert again.survivors() == []
+
+
+def test_a_pipeline_that_fails_while_running_says_why_and_exits(
+    write_config: WriteConfig, shop: Database, start: Start
+) -> None:
+    running = start("run", write_config(shop.dsn), "--progress", "json")
+    until_ready(running)
+    with shop.connect() as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            " WHERE slot_name = 'penstock_shop'"
+        )
+        dropped = False
+        while not dropped:
+            try:
+                connection.execute("SELECT pg_drop_replication_slot('penstock_shop')")
+                dropped = True
+            except Exception:
+                connection.execute(
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                    " WHERE slot_name = 'penstock_shop' AND active"
+                )
+    assert running.wait() == 3, running.stderr
+    assert "error: " in running.stderr
+    assert "Traceback" not in running.stderr
+    assert running.survivors() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_receiver_alone_fills_the_journal_until_it_is_stopped(
+    penstock: Penstock,
+    write_config: WriteConfig,
+    shop: Database,
+    start: Start,
+    number: signal.Signals,
+) -> None:
+    config = write_config(shop.dsn)
+    running = start("receive", config)
+    while slot_is_active(shop) is not True:
+        assert running.process.poll() is None, running.stderr
+    with shop.connect() as connection:
+        connection.execute("INSERT INTO notes VALUES (1, 'received')")
+    segments = penstock.directory / "journal" / "segments"
+    while not list(segments.glob("*/*.parquet")):
+        assert running.process.poll() is None, running.stderr
+    running.process.send_signal(number)
+    assert running.wait() == 0, running.stderr
+    assert slot_is_active(shop) is False
+    assert running.survivors() == []
+
+
+def test_the_status_of_a_pipeline_that_never_ran(
+    penstock: Penstock, write_config: WriteConfig, shop: Database
+) -> None:
+    outcome = penstock("status", write_config(shop.dsn))
+    assert outcome.code == 4
+    assert "there is no store" in outcome.errors[0]
+    assert "start the pipeline" in outcome.hints[0]
+    assert penstock.files() == set()
+
+
+def test_the_status_of_a_pipeline_whose_store_is_in_memory(
+    penstock: Penstock, write_config: WriteConfig, shop: Database
+) -> None:
+    outcome = penstock("status", write_config(shop.dsn, store={"type": "memory"}))
+    assert outcome.code == 2
+    assert "store.type" in outcome.hints[0]
