@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -61,6 +62,35 @@ def test_types_without_a_value_of_their_own_are_compared_as_psql_shows_them(
     widened = 0.10000000149011612
     assert row[1:6] == ("10.0.0.1", "1 day 02:00:00", "x  ", widened, "1.50")
     assert row[7:10] == ("NaN", '{"a": 1}', (widened, None))
+
+
+def test_domains_numerics_and_oids_are_compared_as_what_the_mirror_has(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE DOMAIN price AS numeric(10,3); CREATE DOMAIN code AS inet")
+        connection.execute(
+            "CREATE TABLE t (id oid PRIMARY KEY, p price, c code, a numeric(39,1), b numeric(2,3),"
+            " n numeric(2,3)[], d numeric(4,1)[])"
+        )
+        connection.execute(
+            "INSERT INTO t VALUES (4000000000, 1.5, '10.0.0.1', 2, 0.012, '{0.01}', '{2.5,NULL}')"
+        )
+        ((key, row),) = SourceTable(connection, NAME).rows()
+    assert key == (4_000_000_000,)
+    assert row[1:5] == (Decimal("1.500"), "10.0.0.1", "2.0", "0.012")
+    assert row[5:] == (("0.010",), (Decimal("2.5"), None))
+
+
+def test_rows_without_a_key_are_compared_with_their_number(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (a int, f float8)")
+        connection.execute("INSERT INTO t VALUES (1, 'NaN'), (1, 'NaN'), (2, NULL)")
+        source = SourceTable(connection, NAME)
+        nan = float("nan")
+        once = source.keyed([(1, nan), (2, None)])
+        found = compare_rows(NAME, source.rows(), once)
+        assert (found.missing, found.surplus, found.different) == (1, 0, 0)
+        twice = source.keyed([(1, nan), (2, None), (1, nan)])
+        assert compare_rows(NAME, source.rows(), twice).equal
 
 
 def test_the_shop_is_filled_and_changed(database: Database) -> None:

@@ -26,13 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COMPARED_AS_VALUES = re.compile(
-    r"(boolean|smallint|integer|bigint|double precision|date|bytea|text|character( varying)?"
-    r"|timestamp|numeric(?=\(\d+,\d+\)))"
-    r"(\(\d+(,\d+)?\))?( with(out)? time zone)?(\[\])?"
+    r"(boolean|smallint|integer|bigint|oid|double precision|date|bytea|text"
+    r"|character( varying)?|timestamp)(\(\d+\))?( with(out)? time zone)?(\[\])?"
 )
+_NUMERIC = re.compile(r"numeric\((\d+),(-?\d+)\)(\[\])?")
+_MAX_PRECISION = 38
+# A domain is compared as what it is made of.
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), k.place
+SELECT a.attname, k.place,
+    CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod)
+         ELSE format_type(a.atttypid, a.atttypmod) END
 FROM pg_attribute a
+JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
 LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k (number, place) ON k.number = a.attnum
 WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
@@ -117,8 +122,8 @@ class SourceTable:
         self._table = table
         found = connection.execute(_COLUMNS, [table.quoted]).fetchall()
         self.columns: list[str] = [name for name, _, _ in found]
-        self._types: list[str] = [type_name for _, type_name, _ in found]
-        places = [(place, number) for number, (_, _, place) in enumerate(found) if place]
+        self._types: list[str] = [type_name for _, _, type_name in found]
+        places = [(place, number) for number, (_, place, _) in enumerate(found) if place]
         self._key = [number for _, number in sorted(places)]
 
     def rows(self) -> Iterator[tuple[Row, Row]]:
@@ -148,7 +153,7 @@ class SourceTable:
 
 def _selected(name: str, type_name: str) -> sql.Composed:
     column = sql.Identifier(name)
-    if _COMPARED_AS_VALUES.fullmatch(type_name):
+    if _has_values(type_name):
         return sql.Composed([column])
     if type_name in ("real", "real[]"):
         # Widened by the server, as Python widens what Arrow holds.
@@ -158,6 +163,14 @@ def _selected(name: str, type_name: str) -> sql.Composed:
         return column + sql.SQL("::text[]")
     # What psql would show. A cast may say more: that of inet adds the netmask.
     return sql.SQL("CASE WHEN {} IS NOT NULL THEN format('%s', {}) END").format(column, column)
+
+
+def _has_values(type_name: str) -> bool:
+    """Whether the mirror has values of this type, rather than its text."""
+    if numeric := _NUMERIC.fullmatch(type_name):
+        precision, scale = int(numeric[1]), int(numeric[2])
+        return precision <= _MAX_PRECISION and 0 <= scale <= precision
+    return _COMPARED_AS_VALUES.fullmatch(type_name) is not None
 
 
 def _comparable(value: Any) -> Any:
