@@ -28,11 +28,11 @@ from psycopg import pq
 
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.postgres import libpq
+from penstock.postgres import libpq, values
 from penstock.postgres.connection import Session, connect, translate, translated
 from penstock.postgres.copy_text import split
 from penstock.postgres.types import arrow_type
-from penstock.postgres.values import TextColumn, decode
+from penstock.postgres.values import TextColumn
 from penstock.schema import ColumnSchema, TableSchema, quote_identifier
 
 OnUnrepresentable = Literal["error", "null"]
@@ -214,7 +214,7 @@ class _BatchDecoder:
     def decode(self, texts: Sequence[TextColumn], rows: int) -> CopiedBatch:
         arrays, nulled = [], 0
         for column, text in zip(self._table.columns, texts, strict=True):
-            decoded = decode(text, column.type)
+            decoded = values.decode(text, column.type)
             if decoded.bad.size:
                 if self._strict:
                     raise self._unrepresentable(column, text, texts, int(decoded.bad[0]))
@@ -246,3 +246,10 @@ def _value(text: TextColumn, row: int) -> str:
     if length < 0:
         return "NULL"
     return bytes(np.asarray(text.buffer[start : start + length])).decode(errors="replace")
+
+
+def warm_up() -> None:
+    """Compile every kernel that a copy needs, or load it from its cache."""
+    libpq.warm_up()
+    split(np.frombuffer(bytearray(b"\\\\\n"), np.uint8), 3, 1, 1)
+    values.warm_up()

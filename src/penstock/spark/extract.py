@@ -23,18 +23,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from penstock.config import MIB, PgConnection
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.files import sync_directory
 from penstock.postgres.copy import (
     CtidRange,
@@ -175,12 +176,19 @@ def _run_job(session: SparkSession, work: _Work, tasks: int) -> list[str]:
     except PySparkException as error:
         raise PenstockError(
             ErrorKind.INTERNAL,
-            f"the copy's Spark job failed: {str(error).strip().splitlines()[0]}",
+            f"the copy's Spark job failed: {_last_word(error)}",
             hint="the driver's and the executors' logs tell more; a Python process that was"
             " killed for its memory is the usual cause",
             table=work.table.name,
         ) from error
     return [row[0] for row in rows]
+
+
+def _last_word(error: Exception) -> str:
+    """What a task's traceback ends with, without the JVM's below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    python = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return shorten((python or lines or [type(error).__name__])[-1])
 
 
 def _cores(session: SparkSession) -> int:
@@ -298,7 +306,8 @@ class _Control:
             (self.path / f"claim-{number}").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        (self.path / "stop").touch()
+        with suppress(FileNotFoundError):  # the driver has given up, and cleaned up
+            (self.path / "stop").touch()
 
     @property
     def stopped(self) -> bool:

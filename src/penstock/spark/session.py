@@ -113,6 +113,17 @@ def prepare_session(session: SparkSession) -> SparkSession:
     return session
 
 
+def start_workers(session: SparkSession) -> None:
+    """Let Python workers start now, a second or two before the first copy needs them."""
+    from pyspark.sql.functions import udf
+
+    def nothing(_: int) -> str:
+        return ""
+
+    tasks = session.sparkContext.defaultParallelism
+    session.range(0, tasks, 1, tasks).select(udf(nothing, "string", useArrow=False)("id")).collect()
+
+
 def default_settings(master: str) -> dict[str, str]:
     """What a session of ours is set to, for a master."""
     local = master.startswith("local")
@@ -149,9 +160,10 @@ def check_java() -> None:
     """Refuse a missing or too old Java before Spark prints a trace about it."""
     java = _find_java()
     if java is None:
+        home = os.environ.get("JAVA_HOME")
         raise PenstockError(
             ErrorKind.CONFIG,
-            "no Java found, and Spark needs one",
+            f"no Java at JAVA_HOME ({home})" if home else "no Java found, and Spark needs one",
             hint=f"install a JDK, version {MINIMUM_JAVA} or later, and put `java` on the PATH "
             "or set JAVA_HOME to it",
         )

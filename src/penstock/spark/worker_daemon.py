@@ -1,8 +1,8 @@
 """The process that Spark forks Python workers from, made quick.
 
 Spark starts one such daemon on every executor (`spark.python.daemon.module`) and
-forks a worker from it for every Python task. What is imported here, before the
-fork, no task imports again. And every task makes Python forget what it knows of
+forks a worker from it for every Python task. What is imported and compiled here,
+before the fork, no task waits for. And every task makes Python forget what it knows of
 its import path, after which the directory of each archive on the path is read
 again: so archives that nothing is imported from leave it.
 """
@@ -34,20 +34,20 @@ def _is_sparks(entry: str) -> bool:
     return name.startswith(("pyspark", "py4j"))
 
 
-def import_ahead() -> None:
-    """Load what tasks need, so that workers are forked with it."""
-    import numpy
-    import psycopg
+def load_ahead() -> None:
+    """Load what tasks need, kernels too, so that workers are forked with it."""
     import pyarrow.parquet
 
-    import penstock.postgres.copy
+    from penstock.postgres import copy
+    from penstock.spark import extract
 
-    del numpy, psycopg, pyarrow, penstock
+    copy.warm_up()
+    del pyarrow, extract
 
 
 if __name__ == "__main__":
     drop_archives()
-    import_ahead()
+    load_ahead()
     from pyspark import daemon
 
     run: Any = daemon.manager
