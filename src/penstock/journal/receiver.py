@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import signal
 import sys
@@ -172,7 +173,10 @@ def main() -> int:
     stop = threading.Event()
 
     def report(event: dict[str, Any]) -> None:
-        print(json.dumps(event), flush=True)
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
+        except BrokenPipeError:
+            stop.set()  # nobody listens any more: the parent is gone
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
