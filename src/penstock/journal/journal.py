@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import RLock
-from typing import Any, Self
+from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import create_exclusively, replace, sync_directory
 from penstock.journal.manifest import Manifest, SegmentRef, now
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
@@ -59,40 +61,6 @@ class TableFlush:
     @property
     def bytes(self) -> int:
         return sum(segment.bytes for segment in self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What is still needed of removed manifests.
-
-    `dropped` says, for each table, up to which position its segments are gone:
-    a cursor before it cannot be served.
-    """
-
-    first_number: int = 1
-    start: Lsn = ZERO_LSN
-    schemas: tuple[TableSchema, ...] = ()
-    dropped: Mapping[TableId, Lsn] = field(default_factory=dict)
-
-    def dumps(self) -> str:
-        return json.dumps(
-            {
-                "first_number": self.first_number,
-                "start": str(self.start),
-                "schemas": [schema.to_json() for schema in self.schemas],
-                "dropped": {str(table.oid): str(lsn) for table, lsn in self.dropped.items()},
-            }
-        )
-
-    @classmethod
-    def loads(cls, text: str) -> Self:
-        data = json.loads(text)
-        return cls(
-            data["first_number"],
-            Lsn.parse(data["start"]),
-            tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
-            {TableId(int(oid)): Lsn.parse(lsn) for oid, lsn in data["dropped"].items()},
-        )
 
 
 class Journal:
@@ -257,6 +225,21 @@ class Journal:
                 break
             removable.append(manifest)
         return removable
+
+    def discard(self) -> None:
+        """Remove everything: its slot is lost. Hold the receiver's lock.
+
+        `journal.json` goes last: killed before that, the journal still belongs to
+        its slot, and being discarded again does no harm.
+        """
+        with self._lock:
+            for directory in (self.manifests_directory, self.segments_directory):
+                shutil.rmtree(directory, ignore_errors=True)
+            for name in ("checkpoint.json", "journal.json"):
+                (self.root / name).unlink(missing_ok=True)
+            sync_directory(self.root)
+            self._manifests, self._flushes, self._schemas = [], {}, {}
+            self._checkpoint = Checkpoint()
 
     # Reading.
 

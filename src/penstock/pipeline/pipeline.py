@@ -27,6 +27,7 @@ from penstock.pipeline.housekeeper import Housekeeper
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverReport, ReceiverState
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
+from penstock.pipeline.slot_recovery import recover_lost_slot
 from penstock.pipeline.source_watch import Membership, SourceWatch
 from penstock.pipeline.status import (
     JournalStatus,
@@ -206,6 +207,7 @@ class Pipeline:
         self._store.load_destination_tables_metadata()
         spark = self._spark or self._build_spark()
         self._journal.refresh()
+        recover_lost_slot(self.config, self._store, self._journal)
         context = PipelineContext(self.config, self._store, self._journal, self._destination, spark)
         self._destination.startup(DestinationContext(self.config.id, spark, self._store))
         closing.callback(self._destination.shutdown)
