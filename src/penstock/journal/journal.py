@@ -87,21 +87,37 @@ class Journal:
     def refresh(self) -> int:
         """Take in manifests that are new; how many."""
         with self._lock:
-            if not self._loaded and self.root.exists():
+            first = not self._loaded and self.root.exists()
+            if first:
                 self._load_checkpoint()
                 self._loaded = True
-            taken = 0
-            while (manifest := self._read(self._next_number())) is not None:
-                if self._manifests and manifest.start != self.end:
-                    raise PenstockError(
-                        ErrorKind.JOURNAL,
-                        f"manifest {manifest.number} of {self.root} starts at {manifest.start},"
-                        f" but the one before it ends at {self.end}",
-                        hint="the journal was tampered with; restore it or resync the pipeline",
-                    )
-                self._take(manifest)
-                taken += 1
+            taken = self._follow()
+            # Another process may retire while we read for the first time. Then a
+            # manifest that is not there was here before, rather than not yet: taking
+            # that for the end, a receiver would remove all that follows as litter.
+            while first and self._overtaken():
+                self._manifests, self._flushes, self._schemas = [], {}, {}
+                self._load_checkpoint()
+                taken = self._follow()
             return taken
+
+    def _follow(self) -> int:
+        taken = 0
+        while (manifest := self._read(self._next_number())) is not None:
+            if self._manifests and manifest.start != self.end:
+                raise PenstockError(
+                    ErrorKind.JOURNAL,
+                    f"manifest {manifest.number} of {self.root} starts at {manifest.start},"
+                    f" but the one before it ends at {self.end}",
+                    hint="the journal was tampered with; restore it or resync the pipeline",
+                )
+            self._take(manifest)
+            taken += 1
+        return taken
+
+    def _overtaken(self) -> bool:
+        """Whether manifests are gone that we have not read. (A checkpoint is written first.)"""
+        return self._read_checkpoint().first_number > self._next_number()
 
     @property
     def empty(self) -> bool:
@@ -257,13 +273,15 @@ class Journal:
         return Manifest.loads(text)
 
     def _load_checkpoint(self) -> None:
-        try:
-            text = (self.root / "checkpoint.json").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return
-        self._checkpoint = Checkpoint.loads(text)
+        self._checkpoint = self._read_checkpoint()
         for schema in self._checkpoint.schemas:
             self._schemas.setdefault(schema.id, {})[schema.version] = schema
+
+    def _read_checkpoint(self) -> Checkpoint:
+        try:
+            return Checkpoint.loads((self.root / "checkpoint.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Checkpoint()
 
     def _take(self, manifest: Manifest) -> None:
         self._manifests.append(manifest)
