@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,11 +120,18 @@ def test_stop_leaves_neither_processes_nor_the_socket_directory(tmp_path: Path) 
         assert again.connect().execute("SELECT 1").fetchone() == (1,)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary directory with room left for a socket's name, which pytest's may lack."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
 def test_a_start_removes_socket_directories_of_killed_owners(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    abandoned, in_use, young = (tmp_path / f"penstock-pg-{i}" for i in range(3))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    abandoned, in_use, young = (short_path / f"penstock-pg-{i}" for i in range(3))
     for directory in (abandoned, in_use, young):
         directory.mkdir()
     (in_use / ".s.PGSQL.5432").touch()
