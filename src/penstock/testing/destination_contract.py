@@ -1,0 +1,540 @@
+"""The behaviour every destination must have, as tests that its author inherits.
+
+    class TestMyDestination(DestinationContract):
+        def make_destination(self, tmp_path):
+            return MyDestination(tmp_path / "out")
+
+        def read_rows(self, destination, table):
+            return [...]  # a dict for each row that is there now
+
+`make_destination` is called again for the same `tmp_path` where a test restarts
+the pipeline: it must find what was written before (a destination that lives in
+its object may give the same object back). The tests need a fixture `spark`: a
+session made by `penstock.spark.session.build_session`.
+
+The suite is for destinations that mirror their source. One that cannot tell its
+`position` says so with `tells_position = False`.
+
+In the test modules that use it, or their `conftest.py`, before importing it:
+`pytest.register_assert_rewrite("penstock.testing.destination_contract")`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.destinations.base import Destination, DestinationContext, WriteStatus
+from penstock.schema import (
+    STRING,
+    ColumnSchema,
+    ReplicaIdentity,
+    TableId,
+    TableName,
+    TableSchema,
+    ValueKind,
+    ValueType,
+)
+from penstock.spark.changes import ChangeBatch
+from penstock.states import Ready, VisibleXids
+from penstock.stores.memory import MemoryStore
+from penstock.testing.segments import (
+    Change,
+    Script,
+    Values,
+    delete,
+    insert,
+    joined,
+    truncate,
+    update,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PIPELINE = "contract"
+LONG = ValueType(ValueKind.LONG)
+ID = ColumnSchema("id", 1, LONG, 20, nullable=False, key_position=0)
+
+NOTES = TableSchema(
+    TableId(16_384),
+    TableName("public", "notes"),
+    (ID, ColumnSchema("note", 2, STRING, 25), ColumnSchema("rank", 3, LONG, 20)),
+)
+LINES = TableSchema(
+    TableId(16_385),
+    TableName("public", "lines"),
+    (
+        ColumnSchema("line", 1, STRING, 25, nullable=False, key_position=1),
+        ColumnSchema("order", 2, LONG, 20, nullable=False, key_position=0),
+        ColumnSchema("note", 3, STRING, 25),
+    ),
+)
+KEYLESS = replace(
+    NOTES,
+    id=TableId(16_386),
+    name=TableName("public", "log"),
+    identity=ReplicaIdentity.FULL,
+    columns=(replace(ID, key_position=None, nullable=True), *NOTES.columns[1:]),
+)
+
+
+def note(id: int, note: str | None = None, rank: int | None = None) -> dict[str, Any]:  # noqa: A002
+    return {"id": id, "note": note, "rank": rank}
+
+
+class Stage:
+    """One table on its way into one destination, driven as a pipeline would."""
+
+    def __init__(
+        self,
+        make: Callable[[], Destination],
+        read: Callable[[Destination, TableSchema], list[dict[str, Any]]],
+        table: TableSchema,
+        directory: Path,
+        spark: SparkSession,
+    ) -> None:
+        self._make, self._read, self._spark = make, read, spark
+        self.table = table
+        self.script = Script(table, directory, spark, PIPELINE)
+        self.store = MemoryStore()
+        self.store.open(PIPELINE)
+        self.destination = self._start()
+
+    def _start(self) -> Destination:
+        destination = self._make()
+        destination.startup(DestinationContext(PIPELINE, self._spark, self.store))
+        return destination
+
+    def restart(self) -> None:
+        """As after a crash: the destination before gets no word of it."""
+        self.destination = self._start()
+
+    def copy(self, rows: Sequence[Values], files: int = 1) -> None:
+        self.destination.drop_table_for_copy(self.table)
+        copied = self.script.copy(rows, files)
+        result = self.destination.write_table_rows(self.table, copied)
+        self.settle(result)
+        self.store.update_table_state(self.table.id, Ready(copied.id))
+
+    def apply(self, *transactions: Sequence[Change], visible: VisibleXids | None = None) -> None:
+        self.write(self.script.batch(*transactions, visible=visible))
+
+    def write(self, batch: ChangeBatch) -> None:
+        self.settle(self.destination.write_events(batch))
+
+    def settle(self, result: object) -> None:
+        if result is not WriteStatus.DURABLE:
+            self.destination.flush(self.table)
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """What is there now, sorted as text, each row in the order of the table's columns."""
+        names = [column.name for column in self.table.columns]
+        found = self._read(self.destination, self.table)
+        assert all(set(row) == set(names) for row in found)
+        return sorted((_comparable(row[name] for name in names) for row in found), key=_as_text)
+
+
+class DestinationContract(ABC):
+    """Inherit, give the two methods, and run with pytest."""
+
+    tells_position = True
+
+    @abstractmethod
+    def make_destination(self, tmp_path: Path) -> Destination: ...
+
+    @abstractmethod
+    def read_rows(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]: ...
+
+    @pytest.fixture
+    def stage(self, tmp_path: Path, spark: SparkSession) -> Callable[[TableSchema], Stage]:
+        def make(table: TableSchema) -> Stage:
+            return Stage(
+                lambda: self.make_destination(tmp_path),
+                self.read_rows,
+                table,
+                tmp_path / "journal",
+                spark,
+            )
+
+        return make
+
+    @pytest.fixture
+    def notes(self, stage: Callable[[TableSchema], Stage]) -> Stage:
+        """A table with three rows, copied."""
+        notes = stage(NOTES)
+        notes.copy([note(1, "one", 1), note(2, "two", 2), note(3, None, None)], files=2)
+        return notes
+
+    # Copies.
+
+    def test_a_copy_is_there(self, notes: Stage) -> None:
+        assert notes.rows == [(1, "one", 1), (2, "two", 2), (3, None, None)]
+
+    def test_an_empty_table_exists_and_takes_changes(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        empty = stage(NOTES)
+        empty.copy([])
+        assert empty.rows == []
+        empty.apply([insert(note(1, "one"))])
+        assert empty.rows == [(1, "one", None)]
+
+    def test_a_second_copy_replaces_the_first_and_what_followed_it(self, notes: Stage) -> None:
+        notes.apply([insert(note(4)), update(note(1, "changed"))])
+        notes.copy([note(2, "again"), note(9, "new")])
+        assert notes.rows == [(2, "again", None), (9, "new", None)]
+        notes.apply([update(note(9, "newer"))])
+        assert notes.rows == [(2, "again", None), (9, "newer", None)]
+        notes.copy([])
+        assert notes.rows == []
+
+    def test_preparing_for_a_copy_may_be_repeated(self, notes: Stage) -> None:
+        notes.destination.drop_table_for_copy(notes.table)
+        notes.destination.drop_table_for_copy(notes.table)
+        notes.copy([note(7)])
+        assert notes.rows == [(7, None, None)]
+
+    # Changes.
+
+    def test_every_operation(self, notes: Stage) -> None:
+        notes.apply([insert(note(4, "four")), insert(note(5))])
+        notes.apply([update(note(2, None, 22))], [delete({"id": 1}), insert(note(6, "six"))])
+        assert notes.rows == [
+            (2, None, 22),
+            (3, None, None),
+            (4, "four", None),
+            (5, None, None),
+            (6, "six", None),
+        ]
+        notes.apply([delete({"id": key}) for key in (2, 3, 4, 5, 6)])
+        assert notes.rows == []
+
+    def test_the_last_change_of_a_key_wins(self, notes: Stage) -> None:
+        notes.apply(
+            [update(note(1, "a")), update(note(1, "b"))],
+            [delete({"id": 2}), insert(note(2, "back"))],
+            [insert(note(4, "came")), delete({"id": 4})],
+            [insert(note(5, "x")), update(note(5, "y")), delete({"id": 3})],
+            [update(note(1, "c"))],
+        )
+        assert notes.rows == [(1, "c", None), (2, "back", None), (5, "y", None)]
+
+    def test_a_batch_of_new_keys_that_change_and_go_again(self, notes: Stage) -> None:
+        notes.apply(
+            [insert(note(4, "a")), insert(note(5, "b")), update(note(4, "c"))],
+            [delete({"id": 5}), insert(note(6, "d")), update(note(7, "d"), {"id": 6})],
+        )
+        assert notes.rows == [
+            (1, "one", 1),
+            (2, "two", 2),
+            (3, None, None),
+            (4, "c", None),
+            (7, "d", None),
+        ]
+
+    def test_an_update_that_changes_the_key_moves_the_row(self, notes: Stage) -> None:
+        notes.apply(
+            [update(note(10, "moved"), {"id": 1})],
+            # Two rows trade their keys, through a third.
+            [update(note(0, "two"), {"id": 2})],
+            [update(note(2, "three"), {"id": 3})],
+            [update(note(3, "two"), {"id": 0})],
+        )
+        assert notes.rows == [(10, "moved", None), (2, "three", None), (3, "two", None)]
+
+    def test_a_composite_key(self, stage: Callable[[TableSchema], Stage]) -> None:
+        lines = stage(LINES)
+        lines.copy([line("a", 1), line("b", 1), line("a", 2, "keep")])
+        lines.apply(
+            [update(line("a", 1, "changed")), delete({"line": "b", "order": 1})],
+            [update(line("o'h\\☃", 3, "odd"), {"line": "a", "order": 2})],
+            [update(line("o'h\\☃", 3, None), unchanged=["note"])],
+        )
+        assert lines.rows == [("a", 1, "changed"), ("o'h\\☃", 3, "odd")]
+
+    def test_a_text_key(self, stage: Callable[[TableSchema], Stage]) -> None:
+        words = stage(
+            replace(
+                NOTES,
+                columns=(replace(ID, type=STRING), *NOTES.columns[1:]),
+            )
+        )
+        keys = ["a", "o'h", "back\\slash", "☃", "", 'quo"te', "line\nbreak", "`tick`", "%"]
+        words.copy([{"id": key, "note": "old", "rank": 1} for key in keys])
+        words.apply([update({"id": key, "note": "new", "rank": 2}) for key in keys[:-1]])
+        words.apply([delete({"id": key}) for key in keys[1:-2]])
+        assert words.rows == [("%", "old", 1), ("`tick`", "new", 2), ("a", "new", 2)]
+
+    # Values that Postgres did not resend.
+
+    def test_an_unchanged_value_is_kept(self, notes: Stage) -> None:
+        notes.apply([update(note(1, rank=10), unchanged=["note"]), delete({"id": 3})])
+        assert notes.rows == [(1, "one", 10), (2, "two", 2)]
+
+    def test_an_unchanged_value_comes_from_an_earlier_change(self, notes: Stage) -> None:
+        notes.apply(
+            [insert(note(4, "four")), update(note(1, "new"))],
+            [update(note(4, rank=4), unchanged=["note"])],
+            [update(note(1, rank=11), unchanged=["note"])],
+            [update(note(2, rank=22), unchanged=["note"])],
+            [update(note(3, rank=33), unchanged=["note"])],
+        )
+        assert notes.rows == [(1, "new", 11), (2, "two", 22), (3, None, 33), (4, "four", 4)]
+
+    def test_an_unchanged_value_goes_with_its_row_to_another_key(self, notes: Stage) -> None:
+        notes.apply(
+            # 1 becomes 10, then 11; another row takes its old key.
+            [update(note(10, rank=10), {"id": 1}, unchanged=["note"])],
+            [update(note(11, rank=11), {"id": 10}, unchanged=["note"])],
+            [insert(note(1, "other"))],
+            # 2 gets a new note, moves, and comes back.
+            [update(note(2, "new")), update(note(20, rank=20), {"id": 2}, unchanged=["note"])],
+            [update(note(2, rank=22), {"id": 20}, unchanged=["note"])],
+            # A new row moves; then onto the key of one that was deleted.
+            [insert(note(4, "four")), delete({"id": 3})],
+            [update(note(3, rank=3), {"id": 4}, unchanged=["note"])],
+        )
+        assert notes.rows == [(1, "other", None), (11, "one", 11), (2, "new", 22), (3, "four", 3)]
+
+    def test_an_unchanged_value_stands_in_a_full_old_row(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        full = stage(replace(NOTES, identity=ReplicaIdentity.FULL))
+        full.copy([note(1, "one", 1), note(2, "two", 2)])
+        full.apply(
+            [update(note(1, rank=11), note(1, "one", 1), unchanged=["note"])],
+            [update(note(3, rank=3), note(2, "two", 2), unchanged=["note"])],
+        )
+        assert full.rows == [(1, "one", 11), (3, "two", 3)]
+
+    # Truncate.
+
+    def test_a_truncate_empties_the_table(self, notes: Stage) -> None:
+        notes.apply([truncate()])
+        assert notes.rows == []
+
+    def test_only_what_follows_the_last_truncate_counts(self, notes: Stage) -> None:
+        notes.apply(
+            [insert(note(4)), truncate(), insert(note(5))],
+            [update(note(5, "x")), truncate(), insert(note(1, "again")), insert(note(6))],
+            [update(note(6, "six")), insert(note(7)), delete({"id": 7})],
+        )
+        assert notes.rows == [(1, "again", None), (6, "six", None)]
+
+    # Tables without a key.
+
+    def test_rows_without_a_key_are_told_apart_by_all_columns(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        log = stage(KEYLESS)
+        log.copy([note(1, "a"), note(1, "a"), note(1, "a"), note(2, None)])
+        log.apply([insert(note(2, None)), insert(note(3, "c", 3))])
+        log.apply(
+            [delete(note(1, "a")), update(note(1, "b"), note(1, "a"))],
+            [delete(note(2, None)), insert(note(9)), delete(note(9))],
+            [update(note(3, rank=4), note(3, "c", 3), unchanged=["note"])],
+        )
+        assert log.rows == [(1, "a", None), (1, "b", None), (2, None, None), (3, "c", 4)]
+        log.apply([truncate(), insert(note(5)), insert(note(5)), delete(note(5))])
+        assert log.rows == [(5, None, None)]
+
+    # Where a copy and the stream meet, and what a crash leaves.
+
+    def test_changes_that_the_copy_contains_are_left_out(self, notes: Stage) -> None:
+        first = notes.script.xid + 1
+        # The snapshot was taken before the last of these transactions began, while
+        # the third was running, one turn of the 32-bit counter later.
+        visible = VisibleXids(first, first + 4 + 2**32, (first + 2 + 2**32,))
+        notes.apply(
+            [insert(note(1, "one"))],
+            [truncate(), delete({"id": 2})],
+            [update(note(1, "three"))],
+            [delete({"id": 9})],
+            [insert(note(5, "five"))],
+            visible=visible,
+        )
+        assert notes.rows == [(1, "three", None), (2, "two", 2), (3, None, None), (5, "five", None)]
+
+    def test_a_batch_that_the_copy_contains_whole_changes_nothing(self, notes: Stage) -> None:
+        visible = VisibleXids(notes.script.xid, notes.script.xid + 100)
+        notes.apply([truncate(), insert(note(1, "x"))], [delete({"id": 2})], visible=visible)
+        notes.apply([insert(note(1, "x"))], visible=visible)
+        assert notes.rows == [(1, "one", 1), (2, "two", 2), (3, None, None)]
+
+    def test_the_position_is_that_of_the_last_batch(self, notes: Stage) -> None:
+        if not self.tells_position:
+            assert notes.destination.position(NOTES) is None
+            return
+        assert notes.destination.position(NOTES) is None
+        notes.apply([insert(note(4))])
+        first = notes.script.end
+        assert notes.destination.position(NOTES) == first
+        notes.apply([update(note(4, "x"))], [delete({"id": 1})])
+        notes.restart()
+        assert notes.destination.position(NOTES) == notes.script.end > first
+        notes.copy([note(1)])
+        assert notes.destination.position(NOTES) is None
+
+    def test_a_repeated_batch_changes_nothing(self, notes: Stage) -> None:
+        batch = notes.script.batch([insert(note(4, "four")), update(note(1, "x"))])
+        notes.write(batch)
+        notes.restart()
+        notes.write(replace(batch))
+        assert notes.rows == [(1, "x", None), (2, "two", 2), (3, None, None), (4, "four", None)]
+
+    def test_after_a_crash_the_stream_goes_on_at_the_position(self, notes: Stage) -> None:
+        """The batch that was committed but not recorded comes again, and has grown."""
+        if not self.tells_position:
+            return
+        first = notes.script.batch([insert(note(4, "four"))])
+        second = notes.script.batch([insert(note(5, "five")), update(note(4, "more"))])
+        notes.write(first)
+        notes.restart()
+        position = notes.destination.position(NOTES)
+        assert position == first.end
+        grown = joined(*[batch for batch in (first, second) if batch.end > position])
+        notes.write(grown)
+        assert notes.rows == [
+            (1, "one", 1),
+            (2, "two", 2),
+            (3, None, None),
+            (4, "more", None),
+            (5, "five", None),
+        ]
+
+    # What rows may look like.
+
+    def test_all_types(self, stage: Callable[[TableSchema], Stage]) -> None:
+        types = stage(TYPES)
+        names = [column.name for column in TYPES.columns]
+        empty = {**dict.fromkeys(names), "id": 3}
+        copied, streamed = {"id": 1, **TYPICAL}, {"id": 2, **EXTREME}
+        types.copy([copied, {**empty, "id": 4}])
+        types.apply([insert(streamed), insert(empty)])
+        expected = [copied, streamed, empty, {**empty, "id": 4}]
+        assert types.rows == [_comparable(row.values()) for row in expected]
+        types.apply([update({**copied, "id": 2}), update({**streamed, "id": 1})])
+        expected[:2] = [{**streamed, "id": 1}, {**copied, "id": 2}]
+        assert types.rows == [_comparable(row.values()) for row in expected]
+
+    def test_odd_names(self, stage: Callable[[TableSchema], Stage]) -> None:
+        odd = stage(ODD)
+        names = [column.name for column in ODD.columns]
+
+        def row(*values: Any) -> dict[str, Any]:
+            return dict(zip(names, values, strict=True))
+
+        odd.copy([row(*[n] * len(names)) for n in (1, 2)])
+        odd.apply([insert(row(*[3] * len(names)))])
+        odd.apply([update(row(2, *[22] * (len(names) - 1))), delete({names[0]: 1})])
+        odd.apply([update(row(4, *[22] * (len(names) - 1)), {names[0]: 2})])
+        assert odd.rows == [(3,) * len(names), (4, *[22] * (len(names) - 1))]
+
+
+def line(line: str, order: int, note: str | None = None) -> dict[str, Any]:
+    return {"line": line, "order": order, "note": note}
+
+
+def _as_text(row: tuple[Any, ...]) -> list[str]:
+    return [str(value) for value in row]
+
+
+def _comparable(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(map(_comparable_value, values))
+
+
+def _comparable_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_comparable_value(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"  # which equals nothing, not even itself
+    return value
+
+
+def _typed() -> dict[str, tuple[ValueType, Any, Any]]:
+    """For each column its type, a usual value and an extreme one."""
+    kinds = {kind: ValueType(kind) for kind in ValueKind}
+    first, last = datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
+    scalars: dict[str, tuple[ValueType, Any, Any]] = {
+        "boolean": (kinds[ValueKind.BOOLEAN], True, False),
+        "short": (kinds[ValueKind.SHORT], 7, -(2**15)),
+        "integer": (kinds[ValueKind.INTEGER], 7, 2**31 - 1),
+        "long": (kinds[ValueKind.LONG], 7, -(2**63)),
+        "float": (kinds[ValueKind.FLOAT], 1.5, -math.inf),
+        "double": (kinds[ValueKind.DOUBLE], 0.1, math.inf),
+        "nan": (kinds[ValueKind.DOUBLE], -0.5, math.nan),
+        "price": (ValueType(ValueKind.DECIMAL, 12, 2), Decimal("9.99"), Decimal("-9999999999.99")),
+        "huge": (ValueType(ValueKind.DECIMAL, 38, 0), Decimal(1), Decimal(10**38 - 1)),
+        "fine": (
+            ValueType(ValueKind.DECIMAL, 38, 38),
+            Decimal(f"0.{'1' * 38}"),
+            Decimal(f"-0.{'9' * 38}"),
+        ),
+        "date": (kinds[ValueKind.DATE], date(2026, 2, 28), date(1, 1, 1)),
+        "timestamp_ntz": (kinds[ValueKind.TIMESTAMP_NTZ], datetime(2026, 3, 29, 2, 30), last),  # noqa: DTZ001
+        "timestamp": (
+            kinds[ValueKind.TIMESTAMP],
+            datetime(2026, 10, 25, 0, 30, 0, 1, tzinfo=UTC),
+            first.replace(tzinfo=UTC),
+        ),
+        "binary": (kinds[ValueKind.BINARY], b"\x00\xff", b""),
+        "string": (STRING, "text", "☃\x01\n'\"\\ \U0001f600"),
+    }
+    arrays: dict[str, tuple[ValueType, Any, Any]] = {
+        f"{name}_array": (
+            ValueType(ValueKind.ARRAY, element=kind),
+            [usual, None, extreme],
+            [],
+        )
+        for name, (kind, usual, extreme) in scalars.items()
+    }
+    return scalars | arrays
+
+
+_TYPED = _typed()
+TYPES = TableSchema(
+    TableId(16_390),
+    TableName("public", "types"),
+    (ID, *(ColumnSchema(n, i, t[0], 0) for i, (n, t) in enumerate(_TYPED.items(), 2))),
+)
+TYPICAL = {name: usual for name, (_, usual, _) in _TYPED.items()}
+EXTREME = {name: extreme for name, (_, _, extreme) in _TYPED.items()}
+
+_ODD_NAMES = (
+    "the key",
+    "key",
+    "row",
+    "missing",
+    "op",
+    "after",
+    "c0",
+    "k0",
+    "a.b",
+    "a`b",
+    'a"b',
+    "a,b;{c}(d)=e",
+    "tab\tnew\nline",
+    "ÄÖ☃",
+    "select",
+    "_metadata",
+    "ENORMOUS",
+    "%41",
+)
+ODD = TableSchema(
+    TableId(16_391),
+    TableName("Odd %/schema", "_táble `x` .."),
+    tuple(
+        ColumnSchema(name, n, LONG, 20, nullable=n > 1, key_position=0 if n == 1 else None)
+        for n, name in enumerate(_ODD_NAMES, 1)
+    ),
+)
