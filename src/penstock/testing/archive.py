@@ -112,7 +112,8 @@ class JournalArchive:
         # The slot first: the journal only grows, so it cannot fall behind in between.
         row = connection.execute(_CONFIRMED, [self._slot]).fetchone()
         self.follow()
-        if row is not None and row[0] is not None and Lsn.parse(row[0]) > self.end:
+        begun = bool(self.end)  # it begins where the new slot does
+        if begun and row is not None and row[0] is not None and Lsn.parse(row[0]) > self.end:
             self.problems.append(f"the slot is at {row[0]}, ahead of the journal's {self.end}")
 
     def follow(self) -> None:
