@@ -1,0 +1,364 @@
+"""A crash campaign: a pipeline that is killed again and again, and loses nothing.
+
+A server of its own, tables that are hard to replicate, writers that never rest
+(`workload`), a real driver process (`driver`), and a plan of kills (`kills`). One
+life of a driver follows the other at once, while what is left of the last may
+still be going down.
+
+Between lives the journal is followed (`archive`); at the end, or whenever
+asked, the writers rest, the pipeline catches up, and every table is compared
+with the source.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import yaml
+
+from penstock.destinations import DeltaDestination
+from penstock.journal.scribe import warm_up as compile_kernels
+from penstock.schema import Lsn, TableName
+from penstock.testing import workload
+from penstock.testing.archive import JournalArchive
+from penstock.testing.comparison import Comparison, compare
+from penstock.testing.driver import DriverProcess
+from penstock.testing.kills import Kill, Life, Victim
+from penstock.testing.postgres import EmbeddedPostgres
+from penstock.testing.waiting import wait_for
+from penstock.testing.workload import PUBLICATION, TABLES, Workload
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DATABASE = "crash"
+_PIPELINE = "crash"
+_LIMIT_S = 400.0
+_RETAINED_S = 30.0
+_MOMENT = (3, 120)
+# For JVMs that do not live long enough to be worth optimising for.
+SPARK_SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+_SERVER_SETTINGS = {"deadlock_timeout": "100ms"}
+
+
+class CampaignFailed(Exception):
+    """What went wrong; a note says with which seed, and where to look."""
+
+
+class _LifeOver(Exception):
+    """The driver came to its own failpoint before the others' time had come."""
+
+
+class Campaign:
+    """Everything that a campaign needs, started on entry and stopped on exit.
+
+    `tell` gets a line for everything that happens. On success the directory is
+    removed, on failure the exception says where it is.
+    """
+
+    def __init__(self, seed: int, tell: Callable[[str], None] = print) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.kills: Counter[str] = Counter()
+        self.transactions: Counter[str] = Counter()
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-crash-"))
+        self._tell = tell
+        self._began = time.monotonic()
+        self._server = EmbeddedPostgres(self.directory / "postgres", settings=_SERVER_SETTINGS)
+        self._driver = DriverProcess(self.directory / "crash.yaml", self.directory / "driver.log")
+        self._archive: JournalArchive | None = None
+        self._workload: Workload | None = None
+        self._deaths = 0
+        self._pending: Kill | None = None
+        self._outside: TableName | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            # Once, and not in each process that is killed while it compiles them.
+            compile_kernels()
+            self._server.start()
+            self._server.create_database(_DATABASE)
+            with self._server.connect(_DATABASE) as connection:
+                workload.create(connection)
+            self._write_config()
+            self._archive = JournalArchive(
+                self.directory / "journal",
+                self.directory / "archive",
+                self._server.dsn(_DATABASE),
+                f"penstock_{_PIPELINE}",
+            ).start()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._driver.alive:
+                self._driver.kill_family()
+            if self._archive is not None:
+                self._archive.stop()
+            if self._workload is not None:
+                self._workload.stop()
+        finally:
+            self._server.stop("immediate")
+            if error is None:
+                shutil.rmtree(self.directory)
+            else:
+                error.add_note(f"seed {self.seed}; everything is left in {self.directory}")
+
+    # Killing.
+
+    def live(self, life: Life) -> None:
+        """Live through one life, to its end."""
+        self._work()
+        before = self._driver.mark
+        stops = (kill for kill in life.kills if kill.victim is Victim.POSTGRES and kill.failpoint)
+        self._pending = next(stops, None)
+        self._begin(life.failpoints)
+        if before:
+            # No receiver, no JVM and no worker outlives its driver for long.
+            self._driver.wait_until_gone(before)
+        try:
+            self._rejoin(self._outside or life.rejoin)
+            for kill in life.kills:
+                self._perform(kill, last=kill is life.kills[-1])
+        except _LifeOver:
+            self._note_death(life.kills[-1])
+        self._note_repeated_deaths(life)
+        if self._driver.alive:
+            raise CampaignFailed(f"the driver lived on after {life.kills[-1]}")
+
+    def _begin(self, failpoints: str) -> None:
+        self._say(f"a driver starts, with {failpoints or 'nothing'} armed")
+        self._deaths = 0
+        self._driver.start(failpoints)
+
+    def _perform(self, kill: Kill, *, last: bool) -> None:
+        match kill.victim:
+            case Victim.RECEIVER:
+                self._kill_receiver(kill)
+            case Victim.POSTGRES:
+                self._kill_postgres(kill)
+            case Victim.DRIVER | Victim.MACHINE:
+                assert last, "a life ends with its driver"
+                self._kill_driver(kill)
+
+    def _kill_receiver(self, kill: Kill) -> None:
+        if kill.failpoint is None:
+            self._wait_for_moment()
+            self._wait(self._driver.kill_receiver, "a receiver to kill")
+        self._wait(lambda: self._driver.receiver_deaths > self._deaths, f"the death of the {kill}")
+        self._deaths += 1
+        self._note(kill)
+
+    def _note_repeated_deaths(self, life: Life) -> None:
+        """A receiver that dies at a failpoint dies there again after each restart."""
+        again = [kill for kill in life.kills if kill.victim is Victim.RECEIVER and kill.failpoint]
+        if again and self._driver.receiver_deaths > self._deaths:
+            self._note(again[-1], self._driver.receiver_deaths - self._deaths)
+
+    def _kill_postgres(self, kill: Kill) -> None:
+        if kill.failpoint is None:
+            self._wait_for_moment()
+            self._crash_postgres(kill)
+        else:
+            self._wait(lambda: self._pending is not kill, f"a stop for {kill}")
+
+    def _crash_postgres(self, kill: Kill) -> None:
+        self._server.kill()
+        self._server.restart_after_crash()
+        self._note(kill)
+
+    def _attend_stopped(self) -> None:
+        """Let a process go on that has stopped at a failpoint, after Postgres's death there.
+
+        Whatever else is waited for: that may need the process. One that is started
+        again stops again, for nothing.
+        """
+        stopped = self._driver.stopped()
+        if stopped is not None:
+            if self._pending is not None:
+                self._crash_postgres(self._pending)
+                self._pending = None
+            os.kill(stopped, signal.SIGCONT)
+
+    def _kill_driver(self, kill: Kill) -> None:
+        if kill.failpoint is not None:
+            with suppress(_LifeOver):
+                self._wait(lambda: False, f"the death of the {kill}")
+        else:
+            self._wait_for_moment()
+            if kill.victim is Victim.MACHINE:
+                self._driver.kill_family()
+            else:
+                self._driver.kill()
+        self._note_death(kill)
+
+    def _note_death(self, kill: Kill) -> None:
+        if self._driver.exit_code != -signal.SIGKILL:
+            raise CampaignFailed(
+                f"the driver ended by itself, with {self._driver.exit_code}, before {kill}"
+            )
+        self._note(kill)
+
+    def _note(self, kill: Kill, times: int = 1) -> None:
+        self.kills[str(kill)] += times
+        self._say(f"{kill} ({self.kills.total()} kills)")
+
+    # Moments.
+
+    def _wait_for_moment(self) -> None:
+        """Until the driver runs and the writers have done some more."""
+        self._wait(lambda: self._driver.status is not None, "the driver's first status")
+        assert self._workload is not None
+        counts = self._workload.counts
+        wanted = counts["committed"] + self.chance.randint(*_MOMENT)
+        self._wait(lambda: counts["committed"] >= wanted, "the writers")
+
+    def _wait(self, condition: Callable[[], object], what: str) -> None:
+        """For something that the driver's death makes impossible."""
+
+        def done() -> bool:
+            self._attend_stopped()
+            return bool(condition()) or not self._driver.alive
+
+        wait_for(done, f"waited in vain for {what}", _LIMIT_S)
+        self._require_no_standstill()
+        if not self._driver.alive:
+            raise _LifeOver
+
+    def _require_no_standstill(self) -> None:
+        for table in (self._driver.status or {"tables": []})["tables"]:
+            error = table["error"]
+            if error is not None and error["retry"] != "timed":
+                raise CampaignFailed(f"{table['name']} was set aside: {error['reason']}")
+
+    def _rejoin(self, table: TableName | None) -> None:
+        """Take a table out of the publication, and put it back when it is forgotten.
+
+        Not sooner, even if that takes another life: a table that comes back before
+        anybody has seen it leave has lost changes without a trace.
+        """
+        if table is None:
+            return
+
+        def known() -> bool:
+            status = self._driver.status
+            return status is None or any(t["name"] == str(table) for t in status["tables"])
+
+        statement = f"ALTER PUBLICATION {PUBLICATION} {{}} TABLE {table.quoted}"
+        with self._server.connect(_DATABASE) as connection:
+            if self._outside is None:
+                connection.execute(statement.format("DROP").encode())
+                self._outside = table
+            self._wait(lambda: not known(), f"{table} to leave")
+            connection.execute(statement.format("ADD").encode())
+        self._outside = None
+        self._say(f"{table} left the publication and came back")
+
+    # Comparing.
+
+    def verify(self, spark: SparkSession) -> list[Comparison]:
+        """Let the pipeline catch up, and compare. Raises when anything is amiss."""
+        self._rest()
+        if not self._driver.alive:
+            self._begin("")
+        self._rejoin(self._outside)
+        position = self._mark_position()
+        self._catch_up(position)
+        lake = DeltaDestination(self.directory / "lake")
+        with self._server.connect(_DATABASE) as connection:
+            found = [
+                compare(connection, table, spark.read.format("delta").load(lake.path(table)))
+                for table in TABLES
+            ]
+        for each in found:
+            self._say(f"{each.table}: {each.source_rows} rows, {'' if each.equal else 'NOT '}equal")
+        assert self._archive is not None
+        problems = [str(each) for each in found if not each.equal] + self._archive.judge()
+        problems += [f"{path} was left" for path in (self.directory / "journal/copies").glob("*")]
+        if problems:
+            raise CampaignFailed("; ".join(problems))
+        return found
+
+    @property
+    def changes(self) -> Counter[str]:
+        """What the journal has held, by operation, as far as it was judged."""
+        return self._archive.changes if self._archive else Counter()
+
+    def _work(self) -> None:
+        if self._workload is None:
+            seed = self.chance.randrange(2**32)
+            self._workload = Workload(self._server.dsn(_DATABASE), seed=seed).start()
+
+    def _rest(self) -> None:
+        if self._workload is not None:
+            resting, self._workload = self._workload, None
+            resting.stop()
+            self.transactions += resting.counts
+
+    def _mark_position(self) -> Lsn:
+        """Where the source is. A change after it brings the journal past it."""
+        with self._server.connect(_DATABASE) as connection:
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            connection.execute("INSERT INTO plain (b) VALUES ('the end')")
+        assert row is not None
+        return Lsn.parse(row[0])
+
+    def _catch_up(self, position: Lsn) -> None:
+        def caught_up() -> bool:
+            status = self._driver.status
+            self._require_no_standstill()
+            return status is not None and all(
+                table["state"] == "ready" and Lsn.parse(table["position"]) > position
+                for table in status["tables"]
+            )
+
+        try:
+            self._wait(caught_up, f"every table to reach {position}")
+        except _LifeOver:
+            code = self._driver.exit_code
+            raise CampaignFailed(f"the driver ended with {code} while it caught up") from None
+
+    # The surroundings.
+
+    def _write_config(self) -> None:
+        config = {
+            "id": _PIPELINE,
+            "publication_name": PUBLICATION,
+            "pg_connection": {"uri": self._server.dsn(_DATABASE)},
+            # Small, so that a backlog takes several flushes and batches.
+            "batch": {"max_fill_ms": 1500, "max_bytes": 512 * 1024},
+            "journal": {
+                "location": str(self.directory / "journal"),
+                "retention_hours": _RETAINED_S / 3600,
+            },
+            "table_error_retry_delay_ms": 200,
+            "store": {"url": f"sqlite:///{self.directory}/store.db"},
+            "destination": {"root": str(self.directory / "lake")},
+            "spark": {"master": "local[2]", "config": dict(SPARK_SETTINGS)},
+        }
+        (self.directory / "crash.yaml").write_text(yaml.safe_dump(config))
+
+    def _say(self, what: str) -> None:
+        self._tell(f"{time.monotonic() - self._began:7.1f} s  {what}")
