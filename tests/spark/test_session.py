@@ -6,20 +6,17 @@ import os
 import subprocess
 import sys
 import textwrap
-import zipfile
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ErrorKind, PenstockError
-from penstock.spark import session as session_module
-from penstock.spark.jvm import check_java
 from penstock.spark.session import (
     DELTA_PACKAGE,
     build_session,
+    check_java,
     default_settings,
-    fetched_jars,
     prepare_session,
 )
 
@@ -152,50 +149,6 @@ def test_a_running_session_is_taken_over_only_when_asked(spark: SparkSession) ->
         build_session()
     assert caught.value.kind is ErrorKind.CONFIG
     assert build_session(adopt=True).sparkContext is spark.sparkContext
-
-
-def test_fetched_jars_count_only_when_all_are_complete(tmp_path: Path) -> None:
-    from penstock.spark.session import _DELTA_JARS
-
-    version = DELTA_PACKAGE.rpartition(":")[2]
-    jars = [tmp_path / "jars" / f"io.delta_{name}-{version}.jar" for name in _DELTA_JARS]
-    jars[0].parent.mkdir()
-    for jar in jars:
-        assert fetched_jars(str(tmp_path)) == []
-        with zipfile.ZipFile(jar, "w") as archive:
-            archive.writestr("a.class", b"x" * 1000)
-    assert fetched_jars(str(tmp_path)) == jars
-    os.truncate(jars[2], 500)
-    assert fetched_jars(str(tmp_path)) == []
-
-
-def test_a_session_whose_jars_are_fetched_asks_nobody_for_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    jar = tmp_path / "delta.jar"
-    monkeypatch.setattr(session_module, "fetched_jars", lambda ivy: [jar])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    mine = {
-        "spark.driver.extraClassPath": "/mine.jar",
-        "spark.driver.extraJavaOptions": "-Dmine=1",
-    }
-
-    def settings(master: str, given: dict[str, str]) -> dict[str, str]:
-        return session_module._quickened(default_settings(master) | given, master, given)
-
-    quick = settings("local[2]", mine)
-    assert "spark.jars.packages" not in quick
-    assert quick["spark.driver.extraClassPath"] == f"{jar}{os.pathsep}/mine.jar"
-    assert quick["spark.driver.extraJavaOptions"] == "-Dmine=1"
-    archive = session_module.class_archive([jar])
-    assert archive is not None
-    archive.parent.mkdir()
-    archive.touch()
-    quick = settings("local[2]", mine)
-    assert str(archive) in quick["spark.driver.extraJavaOptions"]
-    assert quick["spark.driver.extraJavaOptions"].endswith(" -Dmine=1")
-    assert settings("spark://there:7077", {})["spark.jars.packages"] == DELTA_PACKAGE
-    assert settings("local[2]", {"spark.jars.packages": "a:b:1"})["spark.jars.packages"] == "a:b:1"
 
 
 # What a session can do.

@@ -1,12 +1,12 @@
 """Build a Spark session that suits Penstock, or make an existing one fit.
 
-Two things here are not obvious. Delta's jars arrive through
-`spark.jars.packages`, and to find out each time that they are all there costs
-five seconds of a processor; so a local session whose jars have been fetched gets
-them on the class path instead, where a class archive covers them too (see
-`class_archive`). And Spark ships packages to every Python task as if they were
-Python's, whose directories each task then reads again; `prepare_session` takes
-them off that list (DESIGN, "Python tasks start slowly").
+Two things here are not obvious. Spark's jars for Delta arrive through
+`spark.jars.packages`, which talks a lot: what the JVM writes to its standard
+error goes through a pipe of ours, is kept back while Spark starts, and is shown
+only if starting fails, as one error with a remedy. And Spark ships those jars
+to every Python task as if they were Python packages, whose directories each
+task then reads again; `prepare_session` takes them off that list (DESIGN,
+"Python tasks start slowly").
 
 Everything set here is a default: a value in `config` wins.
 """
@@ -15,39 +15,24 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import sys
-import zipfile
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ErrorKind, PenstockError
-from penstock.spark.class_archive import archive_file, using
-from penstock.spark.jvm import check_java, find_java, launch
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "DELTA_PACKAGE",
-    "build_session",
-    "check_java",
-    "class_archive",
-    "default_settings",
-    "fetched_jars",
-    "prepare_session",
-    "start_workers",
-]
-
 DELTA_PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
-_DELTA_JARS = (
-    "delta-spark_4.1_2.13",
-    "delta-storage",
-    "delta-kernel-api",
-    "delta-kernel-defaults",
-    "delta-kernel-unitycatalog",
-)
+MINIMUM_JAVA = 17
 
 # What Delta asks for and Spark brings itself, in the versions it wants: 12 MB
 # to fetch remain of 87.
@@ -69,6 +54,12 @@ _BROUGHT_BY_SPARK = (
     "org.scala-lang:*",
     "org.slf4j:*",
     "org.xerial.snappy:*",
+)
+
+# Lines that every healthy session writes and nobody needs.
+_NOISE = re.compile(
+    rb"WARNING: Using incubator modules|Using Spark's default log4j profile"
+    rb"|Setting default log level to|Setting Spark log level to|To adjust logging level use"
 )
 
 
@@ -99,13 +90,13 @@ def build_session(
         return prepare_session(SparkSession.builder.getOrCreate())
     given = dict(config or {})
     master = given.pop("spark.master", None) or master or "local[*]"
-    settings = _quickened(default_settings(master) | given, master, given)
+    settings = default_settings(master) | given
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name)
     conf.setAll(list(settings.items()))
     check_java()
     with _python_of_this_process(master):
         if SparkContext._gateway is None:
-            launch(conf)
+            _launch(conf)
         builder = SparkSession.builder.master(master).appName(app_name)
         for name, value in settings.items():
             builder = builder.config(name, value)
@@ -165,35 +156,53 @@ def default_settings(master: str) -> dict[str, str]:
     return settings
 
 
-def fetched_jars(ivy: str | None = None) -> list[Path]:
-    """Delta's jars where an earlier start has put them; none if not all are there."""
-    directory = Path(ivy or "~/.ivy2.5.2").expanduser() / "jars"
-    version = DELTA_PACKAGE.rpartition(":")[2]
-    jars = [directory / f"io.delta_{name}-{version}.jar" for name in _DELTA_JARS]
-    # Another process may be fetching them: a jar that is not complete is no zip.
-    return jars if all(zipfile.is_zipfile(jar) for jar in jars) else []
+def check_java() -> None:
+    """Refuse a missing or too old Java before Spark prints a trace about it."""
+    java = _find_java()
+    if java is None:
+        home = os.environ.get("JAVA_HOME")
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            f"no Java at JAVA_HOME ({home})" if home else "no Java found, and Spark needs one",
+            hint=f"install a JDK, version {MINIMUM_JAVA} or later, and put `java` on the PATH "
+            "or set JAVA_HOME to it",
+        )
+    version = _java_version(java)
+    if version is not None and version < MINIMUM_JAVA:
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            f"{java} is Java {version}, and Spark needs {MINIMUM_JAVA} or later",
+            hint=f"install JDK {MINIMUM_JAVA} or later and set JAVA_HOME to it",
+        )
 
 
-def class_archive(jars: list[Path]) -> Path | None:
-    """Where the class archive for sessions with these jars is, or would be."""
-    java = find_java()
-    return archive_file(java, jars) if java else None
+def _find_java() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        # Spark's scripts take JAVA_HOME without a look at the PATH.
+        java = Path(home) / "bin" / "java"
+        return java if os.access(java, os.X_OK) else None
+    found = shutil.which("java")
+    return Path(found) if found else None
 
 
-def _quickened(settings: dict[str, str], master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The same settings, for a quicker start where all is in place."""
-    jars = fetched_jars(given.get("spark.jars.ivy"))
-    if not jars or not master.startswith("local") or "spark.jars.packages" in given:
-        return settings
-    quick = {name: value for name, value in settings.items() if name != "spark.jars.packages"}
-    path = [*map(str, jars), given.get("spark.driver.extraClassPath")]
-    quick["spark.driver.extraClassPath"] = os.pathsep.join(filter(None, path))
-    archive = class_archive(jars)
-    options = given.get("spark.driver.extraJavaOptions", "")
-    # Java refuses to use one archive and to write another.
-    if archive is not None and archive.exists() and "-XX:ArchiveClassesAtExit" not in options:
-        quick["spark.driver.extraJavaOptions"] = f"{using(archive)} {options}".strip()
-    return quick
+def _java_version(java: Path) -> int | None:
+    """The major version; from the file beside it where there is one, to save starting it."""
+    release = java.resolve().parent.parent / "release"
+    try:
+        text = release.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r'^JAVA_VERSION="?(?:1\.)?(\d+)', text, re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        try:
+            run = subprocess.run(
+                [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
+    return int(found[1]) if found else None
 
 
 def _cores(master: str) -> int:
@@ -214,3 +223,67 @@ def _python_of_this_process(master: str) -> Iterator[None]:
         yield
     finally:
         del os.environ["PYSPARK_PYTHON"]
+
+
+class _JvmStderr:
+    """The JVM's standard error: kept back while Spark starts, passed on afterwards."""
+
+    def __init__(self) -> None:
+        self._held: deque[bytes] | None = deque(maxlen=200)
+        readable, self.fd = os.pipe()
+        threading.Thread(
+            target=self._pump, args=(readable,), name="spark-stderr", daemon=True
+        ).start()
+
+    def release(self) -> list[str]:
+        """Pass on from now on; what was kept back is the answer."""
+        held, self._held = self._held, None
+        return [line.decode(errors="replace").rstrip() for line in held or ()]
+
+    def _pump(self, readable: int) -> None:
+        with os.fdopen(readable, "rb") as lines:
+            for line in lines:
+                held = self._held
+                if held is not None:
+                    held.append(line)
+                elif not _NOISE.search(line):
+                    os.write(2, line)
+
+
+def _launch(conf: SparkConf) -> None:
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    launch: Any = launch_gateway
+    stderr = _JvmStderr()
+    try:
+        gateway = launch(conf=conf, popen_kwargs={"stderr": stderr.fd})
+    except PySparkRuntimeError:
+        raise _start_failure(stderr.release()) from None
+    finally:
+        os.close(stderr.fd)
+    stderr.release()
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _start_failure(output: list[str]) -> PenstockError:
+    text = "\n".join(output)
+    missing = re.findall(r":: ([\w.\-]+#[\w.\-]+;[\w.\-]+): not found", text)
+    if missing or "unresolved dependenc" in text.lower():
+        what = ", ".join(sorted(set(missing))) or "a package"
+        return PenstockError(
+            ErrorKind.CONFIG,
+            f"Spark could not fetch {what}",
+            hint="it comes from Maven Central at the first start: let this machine reach it, "
+            "name a mirror in spark.jars.repositories, or name local files in spark.jars and "
+            'set spark.jars.packages to ""',
+        )
+    telling = [line for line in output if re.search(r"rror|xception", line)] or output[-1:]
+    reason = telling[0].strip() if telling else "its process ended without a word"
+    return PenstockError(
+        ErrorKind.CONFIG,
+        f"Spark could not be started: {reason}",
+        hint="look at Java (17 or later), at the memory asked for (spark.driver.memory) and at "
+        "the settings handed to Spark",
+    )
