@@ -25,9 +25,9 @@ def write_results(found: Sequence[Measure], path: Path) -> None:
         "both over the unix socket, warm Spark session, `local[2]`; rows of 8 columns.",
         "",
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- commit: {_commit()}",
-        f"- machine: {_machine()}",
-        f"- versions: {_versions()}",
+        f"- commit: {commit()}",
+        f"- machine: {machine()}",
+        f"- versions: {versions()}",
         "",
         "| measure | value | floor | aim | verdict | runs |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -46,17 +46,17 @@ def _row(measure: Measure) -> str:
     )
 
 
-def _machine() -> str:
+def machine() -> str:
     memory = psutil.virtual_memory().total / 2**30
     return f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, {platform.system()}"
 
 
-def _versions() -> str:
+def versions() -> str:
     packages = [f"{name} {version(name)}" for name in _PACKAGES]
     return ", ".join([f"Python {platform.python_version()}", *packages])
 
 
-def _commit() -> str:
+def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent

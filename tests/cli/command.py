@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -83,22 +84,35 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stderr is not None
+        self._printed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._said: list[str] = []
-        self._listener = threading.Thread(
-            target=self._said.extend, args=(self.process.stderr,), daemon=True
-        )
-        self._listener.start()
+        self._listeners = [
+            threading.Thread(target=listen, daemon=True)
+            for listen in (self._take_stdout, self._take_stderr)
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    def _take_stdout(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._printed.put(line)
+        self._printed.put(None)
+
+    def _take_stderr(self) -> None:
+        assert self.process.stderr is not None
+        self._said.extend(self.process.stderr)
 
     def lines(self) -> Iterator[str]:
-        """What it prints, line by line, as it comes."""
-        assert self.process.stdout is not None
-        yield from self.process.stdout
+        """What it prints from here on, line by line, as it comes."""
+        while (line := self._printed.get(timeout=300)) is not None:
+            yield line
 
     def wait(self, timeout: float = 120) -> int:
         """Its exit code."""
         code = self.process.wait(timeout)
-        self._listener.join(timeout)
+        for listener in self._listeners:
+            listener.join(timeout)
         return code
 
     @property

@@ -11,8 +11,10 @@ from penstock.destinations import MemoryDestination
 from penstock.destinations.base import Destination
 from penstock.events import Begin, Commit, Insert, OldRow, Relation, Truncate, Update
 from penstock.schema import TableSchema
-from penstock.testing.destination_contract import NOTES, DestinationContract, Stage, note
+from penstock.testing.destination_contract import DestinationContract
+from penstock.testing.sample_tables import NOTES, note
 from penstock.testing.segments import insert, truncate, update
+from penstock.testing.stage import Stage
 
 
 class TestMemoryDestination(DestinationContract):

@@ -28,7 +28,7 @@ from penstock.schema import (
     ValueType,
 )
 from penstock.spark.changes import ChangeBatch
-from penstock.testing.segments import Change, Script, delete, insert, truncate, update
+from penstock.testing.segments import Change, Script, delete, insert, joined, truncate, update
 
 INTEGER = ValueType(ValueKind.INTEGER)
 TOASTED = ("doc", "key")
@@ -122,10 +122,19 @@ def play(table: TableSchema, drawn: Any) -> list[Case]:
 
 
 def batch_of(script: Script, played: list[Case]) -> ChangeBatch:
-    """All cases' changes, interleaved, several to a transaction."""
+    """All cases' changes, interleaved, several to a transaction and over several segments.
+
+    Segments differ in what they leave out, for want of any row that has it.
+    """
     rounds = itertools.zip_longest(*[case.changes for case in played])
-    transactions = [[change for change in changes if change] for changes in rounds]
-    return script.batch(*(transactions or [[]]))
+    transactions = [[change for change in changes if change] for changes in rounds] or [[]]
+    third = max(1, len(transactions) // 3)
+    return joined(
+        *[
+            script.batch(*transactions[first : first + third])
+            for first in range(0, len(transactions), third)
+        ]
+    )
 
 
 def key_of(row: Row) -> Key:

@@ -26,7 +26,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.driver import Driver, Status
+from penstock.cli.driver import Driver
 from penstock.cli.exits import ExitCode
 from penstock.cli.signals import end_children
 from penstock.cli.spark import spark_session
@@ -38,6 +38,7 @@ from penstock.schema import Lsn, TableName
 from penstock.spark.session import check_java
 from penstock.testing import EmbeddedPostgres, shop
 from penstock.testing.comparison import Comparison, compare
+from penstock.testing.driver import Status
 from penstock.testing.shoppers import Workload
 
 _MARKER = ".penstock-demo"
@@ -221,7 +222,7 @@ class Demo:
 def _kill(driver: Driver, victim: str) -> bool:
     """Whether there was somebody to kill."""
     if victim == "receiver":
-        return driver.kill_receiver() is not None
+        return driver.kill_receiver()
     driver.kill()
     driver.start()
     return True

@@ -28,6 +28,7 @@ from tenacity.wait import wait_exponential_jitter
 
 from penstock.destinations.base import WriteStatus
 from penstock.failpoints import failpoint
+from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
@@ -71,6 +72,14 @@ class Copied:
     @property
     def complete(self) -> bool:
         return all(Path(file).exists() for file in self.files)
+
+
+def remove_leftovers(journal: Journal) -> None:
+    """Remove the files of copies that died just after they counted, or whose table left.
+
+    When a pipeline starts: no copy runs then.
+    """
+    shutil.rmtree(journal.copies_directory, ignore_errors=True)
 
 
 class Copier:
@@ -155,6 +164,7 @@ class Copier:
         directory = self._context.journal.copies_directory / copy_id
         directory.mkdir(parents=True)
         with ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot:
+            failpoint("snapshot_taken")
             barrier = end_of_record(snapshot.connection, snapshot.barrier)
             published = self._published(snapshot)
             files, rows = self._read(snapshot, published, directory)

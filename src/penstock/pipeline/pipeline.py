@@ -23,6 +23,7 @@ from penstock.destinations.base import Destination, DestinationContext
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.copier import remove_leftovers
 from penstock.pipeline.housekeeper import Housekeeper
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverReport, ReceiverState
 from penstock.pipeline.retention import Retention
@@ -220,6 +221,7 @@ class Pipeline:
         closing.callback(receiver.stop)
         receiver.start()
         self._wait_for_slot(receiver)
+        remove_leftovers(self._journal)
 
         membership = watch.membership()
         if membership is not None:

@@ -24,6 +24,7 @@ key before the move, and from there possibly further (`trails`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -213,7 +214,9 @@ def _steps(table: TableSchema, changes: DataFrame, unsent: bool, moves: bool) ->
         same = F.lit(True)
         for old, new in zip(old_keys, new_keys, strict=True):
             same = same & old.eqNullSafe(new)
-        moved = (F.col("op") == "u") & F.col("before").isNotNull() & ~same
+        # Not `before IS NOT NULL`: where a file lacks a struct, Spark may say it is there.
+        sent = reduce(lambda one, other: one | other, (key.isNotNull() for key in old_keys))
+        moved = (F.col("op") == "u") & sent & ~same
         ended = F.array(F.lit(0))
         begun = F.array(F.lit(1))
         both = F.array(F.lit(0), F.lit(1))
@@ -254,7 +257,7 @@ def _row(table: TableSchema, unsent: bool) -> Column:
             old = F.col(f"before.{name}")
             value = F.when(unsent_column(column.name), old).otherwise(value)
         fields.append(value.alias(column.name))
-    return F.when(after.isNotNull(), F.struct(*fields))
+    return F.when(F.col("op") != "d", F.struct(*fields))
 
 
 def _tallied(table: TableSchema, changes: DataFrame) -> DataFrame:

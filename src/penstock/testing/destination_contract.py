@@ -21,127 +21,34 @@ In the test modules that use it, or their `conftest.py`, before importing it:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.destinations.base import Destination, DestinationContext, WriteStatus
-from penstock.schema import (
-    STRING,
-    ColumnSchema,
-    ReplicaIdentity,
-    TableId,
-    TableName,
-    TableSchema,
-    ValueKind,
-    ValueType,
+from penstock.destinations.base import Destination
+from penstock.schema import STRING, ReplicaIdentity, TableSchema
+from penstock.states import VisibleXids
+from penstock.testing.sample_tables import (
+    EXTREME,
+    ID,
+    KEYLESS,
+    LINES,
+    NOTES,
+    ODD,
+    TYPES,
+    TYPICAL,
+    line,
+    note,
 )
-from penstock.spark.changes import ChangeBatch
-from penstock.states import Ready, VisibleXids
-from penstock.stores.memory import MemoryStore
-from penstock.testing.segments import (
-    Change,
-    Script,
-    Values,
-    delete,
-    insert,
-    joined,
-    truncate,
-    update,
-)
+from penstock.testing.segments import delete, insert, joined, truncate, update
+from penstock.testing.stage import Stage, comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PIPELINE = "contract"
-LONG = ValueType(ValueKind.LONG)
-ID = ColumnSchema("id", 1, LONG, 20, nullable=False, key_position=0)
-
-NOTES = TableSchema(
-    TableId(16_384),
-    TableName("public", "notes"),
-    (ID, ColumnSchema("note", 2, STRING, 25), ColumnSchema("rank", 3, LONG, 20)),
-)
-LINES = TableSchema(
-    TableId(16_385),
-    TableName("public", "lines"),
-    (
-        ColumnSchema("line", 1, STRING, 25, nullable=False, key_position=1),
-        ColumnSchema("order", 2, LONG, 20, nullable=False, key_position=0),
-        ColumnSchema("note", 3, STRING, 25),
-    ),
-)
-KEYLESS = replace(
-    NOTES,
-    id=TableId(16_386),
-    name=TableName("public", "log"),
-    identity=ReplicaIdentity.FULL,
-    columns=(replace(ID, key_position=None, nullable=True), *NOTES.columns[1:]),
-)
-
-
-def note(id: int, note: str | None = None, rank: int | None = None) -> dict[str, Any]:  # noqa: A002
-    return {"id": id, "note": note, "rank": rank}
-
-
-class Stage:
-    """One table on its way into one destination, driven as a pipeline would."""
-
-    def __init__(
-        self,
-        make: Callable[[], Destination],
-        read: Callable[[Destination, TableSchema], list[dict[str, Any]]],
-        table: TableSchema,
-        directory: Path,
-        spark: SparkSession,
-    ) -> None:
-        self._make, self._read, self._spark = make, read, spark
-        self.table = table
-        self.script = Script(table, directory, spark, PIPELINE)
-        self.store = MemoryStore()
-        self.store.open(PIPELINE)
-        self.destination = self._start()
-
-    def _start(self) -> Destination:
-        destination = self._make()
-        destination.startup(DestinationContext(PIPELINE, self._spark, self.store))
-        return destination
-
-    def restart(self) -> None:
-        """As after a crash: the destination before gets no word of it."""
-        self.destination = self._start()
-
-    def copy(self, rows: Sequence[Values], files: int = 1) -> None:
-        self.destination.drop_table_for_copy(self.table)
-        copied = self.script.copy(rows, files)
-        result = self.destination.write_table_rows(self.table, copied)
-        self.settle(result)
-        self.store.update_table_state(self.table.id, Ready(copied.id))
-
-    def apply(self, *transactions: Sequence[Change], visible: VisibleXids | None = None) -> None:
-        self.write(self.script.batch(*transactions, visible=visible))
-
-    def write(self, batch: ChangeBatch) -> None:
-        self.settle(self.destination.write_events(batch))
-
-    def settle(self, result: object) -> None:
-        if result is not WriteStatus.DURABLE:
-            self.destination.flush(self.table)
-
-    @property
-    def rows(self) -> list[tuple[Any, ...]]:
-        """What is there now, sorted as text, each row in the order of the table's columns."""
-        names = [column.name for column in self.table.columns]
-        found = self._read(self.destination, self.table)
-        assert all(set(row) == set(names) for row in found)
-        return sorted((_comparable(row[name] for name in names) for row in found), key=_as_text)
 
 
 class DestinationContract(ABC):
@@ -422,10 +329,10 @@ class DestinationContract(ABC):
         types.copy([copied, {**empty, "id": 4}])
         types.apply([insert(streamed), insert(empty)])
         expected = [copied, streamed, empty, {**empty, "id": 4}]
-        assert types.rows == [_comparable(row.values()) for row in expected]
+        assert types.rows == [comparable(row.values()) for row in expected]
         types.apply([update({**copied, "id": 2}), update({**streamed, "id": 1})])
         expected[:2] = [{**streamed, "id": 1}, {**copied, "id": 2}]
-        assert types.rows == [_comparable(row.values()) for row in expected]
+        assert types.rows == [comparable(row.values()) for row in expected]
 
     def test_odd_names(self, stage: Callable[[TableSchema], Stage]) -> None:
         odd = stage(ODD)
@@ -439,102 +346,3 @@ class DestinationContract(ABC):
         odd.apply([update(row(2, *[22] * (len(names) - 1))), delete({names[0]: 1})])
         odd.apply([update(row(4, *[22] * (len(names) - 1)), {names[0]: 2})])
         assert odd.rows == [(3,) * len(names), (4, *[22] * (len(names) - 1))]
-
-
-def line(line: str, order: int, note: str | None = None) -> dict[str, Any]:
-    return {"line": line, "order": order, "note": note}
-
-
-def _as_text(row: tuple[Any, ...]) -> list[str]:
-    return [str(value) for value in row]
-
-
-def _comparable(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(map(_comparable_value, values))
-
-
-def _comparable_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_comparable_value(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"  # which equals nothing, not even itself
-    return value
-
-
-def _typed() -> dict[str, tuple[ValueType, Any, Any]]:
-    """For each column its type, a usual value and an extreme one."""
-    kinds = {kind: ValueType(kind) for kind in ValueKind}
-    first, last = datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
-    scalars: dict[str, tuple[ValueType, Any, Any]] = {
-        "boolean": (kinds[ValueKind.BOOLEAN], True, False),
-        "short": (kinds[ValueKind.SHORT], 7, -(2**15)),
-        "integer": (kinds[ValueKind.INTEGER], 7, 2**31 - 1),
-        "long": (kinds[ValueKind.LONG], 7, -(2**63)),
-        "float": (kinds[ValueKind.FLOAT], 1.5, -math.inf),
-        "double": (kinds[ValueKind.DOUBLE], 0.1, math.inf),
-        "nan": (kinds[ValueKind.DOUBLE], -0.5, math.nan),
-        "price": (ValueType(ValueKind.DECIMAL, 12, 2), Decimal("9.99"), Decimal("-9999999999.99")),
-        "huge": (ValueType(ValueKind.DECIMAL, 38, 0), Decimal(1), Decimal(10**38 - 1)),
-        "fine": (
-            ValueType(ValueKind.DECIMAL, 38, 38),
-            Decimal(f"0.{'1' * 38}"),
-            Decimal(f"-0.{'9' * 38}"),
-        ),
-        "date": (kinds[ValueKind.DATE], date(2026, 2, 28), date(1, 1, 1)),
-        "timestamp_ntz": (kinds[ValueKind.TIMESTAMP_NTZ], datetime(2026, 3, 29, 2, 30), last),  # noqa: DTZ001
-        "timestamp": (
-            kinds[ValueKind.TIMESTAMP],
-            datetime(2026, 10, 25, 0, 30, 0, 1, tzinfo=UTC),
-            first.replace(tzinfo=UTC),
-        ),
-        "binary": (kinds[ValueKind.BINARY], b"\x00\xff", b""),
-        "string": (STRING, "text", "☃\x01\n'\"\\ \U0001f600"),
-    }
-    arrays: dict[str, tuple[ValueType, Any, Any]] = {
-        f"{name}_array": (
-            ValueType(ValueKind.ARRAY, element=kind),
-            [usual, None, extreme],
-            [],
-        )
-        for name, (kind, usual, extreme) in scalars.items()
-    }
-    return scalars | arrays
-
-
-_TYPED = _typed()
-TYPES = TableSchema(
-    TableId(16_390),
-    TableName("public", "types"),
-    (ID, *(ColumnSchema(n, i, t[0], 0) for i, (n, t) in enumerate(_TYPED.items(), 2))),
-)
-TYPICAL = {name: usual for name, (_, usual, _) in _TYPED.items()}
-EXTREME = {name: extreme for name, (_, _, extreme) in _TYPED.items()}
-
-_ODD_NAMES = (
-    "the key",
-    "key",
-    "row",
-    "missing",
-    "op",
-    "after",
-    "c0",
-    "k0",
-    "a.b",
-    "a`b",
-    'a"b',
-    "a,b;{c}(d)=e",
-    "tab\tnew\nline",
-    "ÄÖ☃",
-    "select",
-    "_metadata",
-    "ENORMOUS",
-    "%41",
-)
-ODD = TableSchema(
-    TableId(16_391),
-    TableName("Odd %/schema", "_táble `x` .."),
-    tuple(
-        ColumnSchema(name, n, LONG, 20, nullable=n > 1, key_position=0 if n == 1 else None)
-        for n, name in enumerate(_ODD_NAMES, 1)
-    ),
-)

@@ -61,6 +61,26 @@ def replay(
     return rows
 
 
+def replayed_rows(journal: Journal, schema: TableSchema) -> list[Row]:
+    """The table's rows after every change in the journal, also where it has no key.
+
+    Without one every old row comes whole, and some row that is equal to it goes.
+    """
+    if schema.key:
+        return list(replay(journal, schema).values())
+    rows: dict[str, list[Row]] = {}  # by how they look, where NaN is equal to itself
+    for change in journaled_changes(journal, schema.id):
+        before, after = change["before"], change["after"]
+        if change["op"] == "t":
+            rows.clear()
+        if change["op"] in "ud":
+            rows[repr(before)].pop()
+        if change["op"] in "iu":
+            row = after | {name: before[name] for name in change["unchanged"] or ()}
+            rows.setdefault(repr(row), []).append(row)
+    return [row for equals in rows.values() for row in equals]
+
+
 def _unseen(changes: list[Row], visible: VisibleXids | None) -> Iterator[Row]:
     for change in changes:
         if visible is None or not visible.contains(change["xid"]):

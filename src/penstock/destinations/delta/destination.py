@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from penstock.destinations.base import Destination, DestinationContext, WriteStatus
 from penstock.destinations.delta import location, statements
+from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.failures import explained, is_conflict
+from penstock.destinations.delta.first_commit import has_local_times, write_first_commit
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.mirror import Mirror
 from penstock.errors import ErrorKind, PenstockError
@@ -37,7 +38,7 @@ _RECENT_COMMITS = 20
 _DEFAULTS = "spark.databricks.delta.properties.defaults."
 # Delta writes a commit a second for a busy table and lists its log for each. A
 # month of them, the usual retention, would make that slow.
-_PROPERTIES = {"enableDeletionVectors": "true", "logRetentionDuration": "interval 1 day"}
+_LOG_RETENTION = "interval 1 day"
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 
 
@@ -77,7 +78,8 @@ class DeltaDestination(Destination):
         self.spark = spark
         self._naming = naming
         self._started: DestinationContext | None = None
-        self._lock = threading.Lock()
+        self._backlog = Backlog()
+        self._found: set[str] = set()
 
     def path(self, name: TableName) -> str:
         """Where a table is."""
@@ -108,15 +110,16 @@ class DeltaDestination(Destination):
     def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteStatus:
         path = self.path(table.name)
         require_distinct_names(table)
+        mark = Mark(self._context.pipeline_id, table.id, rows.id)
         with explained(table.name, path):
-            Mark(self._context.pipeline_id, table.id, rows.id).sign(rows.session)
-            self._set_properties(rows.session, table)
-            if not self._take_over(table, rows, path):
-                self._replace(table, rows, path)
+            if not self._take_over(table, rows, path, mark):
+                self._replace(table, rows, path, mark)
         return WriteStatus.DURABLE
 
-    def _take_over(self, table: TableSchema, rows: TableRows, path: str) -> bool:
-        """Make the copied files a table where they are not one yet; rewrites nothing."""
+    def _take_over(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> bool:
+        """Make the copied files a table where there is none yet; rewrites nothing."""
+        from penstock.spark.frames import spark_schema
+
         directory = location.local(path)
         if (
             directory is None
@@ -129,23 +132,40 @@ class DeltaDestination(Destination):
             return False
         location.move_in(rows.files, directory, rows.id)
         failpoint("files_moved")
-        rows.session.sql(f"CONVERT TO DELTA parquet.{statements.quoted(path)} NO STATISTICS")
+        write_first_commit(directory, table, spark_schema(table).json(), mark, properties_of(table))
         location.forget_note(directory)
         return True
 
-    def _replace(self, table: TableSchema, rows: TableRows, path: str) -> None:
+    def _replace(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
         """Replace the table, rows and columns, in one commit; make it where there is none."""
+        mark.sign(rows.session)
+        if self._exists(path):
+            self._widen(table, rows.session, path)
+        for name, value in properties_of(table).items():
+            rows.session.conf.set(_DEFAULTS + name.removeprefix("delta."), value)
         frame = rows.dataframe
         if self.mode == "history":
             frame = _as_history(table, frame)
         writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         writer.save(path)
 
-    def _set_properties(self, session: SparkSession, table: TableSchema) -> None:
-        for name, value in _PROPERTIES.items():
-            session.conf.set(_DEFAULTS + name, value)
-        mapping = "name" if needs_mapping(table) else "none"
-        session.conf.set(_DEFAULTS + "columnMapping.mode", mapping)
+    def _widen(self, table: TableSchema, session: SparkSession, path: str) -> None:
+        """Let an existing table have what its new columns ask for; changes no row."""
+        at = statements.table_at(path)
+        found = session.sql(f"DESCRIBE DETAIL {at}").select("tableFeatures", "properties").head()
+        if found is None:
+            return
+        features, properties = found
+        wanted = {}
+        if has_local_times(table) and "timestampNtz" not in features:
+            wanted["delta.feature.timestampNtz"] = "supported"
+        if needs_mapping(table) and properties.get("delta.columnMapping.mode", "none") == "none":
+            wanted["delta.columnMapping.mode"] = "name"
+        if not can_have_vectors(table) and properties.get("delta.enableDeletionVectors") == "true":
+            wanted["delta.enableDeletionVectors"] = "false"
+        if wanted:
+            settings = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+            session.sql(f"ALTER TABLE {at} SET TBLPROPERTIES ({settings})")
 
     # Changes.
 
@@ -153,6 +173,7 @@ class DeltaDestination(Destination):
         table = batch.table
         path = self.path(table.name)
         with explained(table.name, path, batch.end):
+            self._require_table(table, path)
             Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end).sign(batch.session)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
@@ -166,7 +187,22 @@ class DeltaDestination(Destination):
                     logger.debug(
                         "batch repeated after a conflict", extra={"table": str(table.name)}
                     )
+        self._backlog.add(table.id)
         return WriteStatus.DURABLE
+
+    def _require_table(self, table: TableSchema, path: str) -> None:
+        """Refuse to go on without the copy: an append would make a table of its own."""
+        # Looking is quick on a local filesystem only.
+        if location.local(path) is None and path in self._found:
+            return
+        if not self._exists(path):
+            raise PenstockError(
+                ErrorKind.DESTINATION_REJECTED,
+                f"the table is gone: nothing is at {path}",
+                hint="copy it again: `penstock resync` it",
+                table=table.name,
+            )
+        self._found.add(path)
 
     def _write_batch(self, batch: ChangeBatch, path: str) -> None:
         if self.mode == "mirror":
@@ -184,6 +220,19 @@ class DeltaDestination(Destination):
         if mark is None or mark.table_id != table.id or mark.copy_id != copy_id:
             return None
         return mark.position
+
+    def maintain(self, table: TableSchema) -> None:
+        """Put small files together when many have gathered."""
+        if not self._backlog.take(table.id):
+            return
+        path = self.path(table.name)
+        with explained(table.name, path):
+            try:
+                compact(self._new_session(), path, self._mark(path))
+            except Exception as error:
+                if not is_conflict(error):
+                    raise
+                logger.debug("compaction gave way to a batch", extra={"table": str(table.name)})
 
     def _exists(self, path: str) -> bool:
         directory = location.local(path)
@@ -220,9 +269,23 @@ def require_distinct_names(table: TableSchema) -> None:
             )
 
 
+def properties_of(table: TableSchema) -> dict[str, str]:
+    """What a new table is set to; later on it is the user's to change."""
+    return {
+        "delta.enableDeletionVectors": "true" if can_have_vectors(table) else "false",
+        "delta.logRetentionDuration": _LOG_RETENTION,
+        "delta.columnMapping.mode": "name" if needs_mapping(table) else "none",
+    }
+
+
 def needs_mapping(table: TableSchema) -> bool:
     """Whether a column has a name that Parquet's own names cannot carry in Delta."""
     return any(_NEEDS_MAPPING & set(column.name) for column in table.columns)
+
+
+def can_have_vectors(table: TableSchema) -> bool:
+    """Delta finds the rows to mark through Spark's `_metadata`, which a column may hide."""
+    return all(column.name.lower() != "_metadata" for column in table.columns)
 
 
 def _as_history(table: TableSchema, rows: DataFrame) -> DataFrame:

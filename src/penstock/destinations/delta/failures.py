@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
 
@@ -47,6 +48,12 @@ def explain(
 def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
     text = str(error)
     cause = first_line(text)
+    if LOST_VALUE in text:
+        return (
+            ErrorKind.DESTINATION_REJECTED,
+            f"{path} lacks a row whose large values Postgres did not resend with its update",
+            "copy the table again: `penstock resync` it",
+        )
     if is_fenced(error):
         return (
             ErrorKind.DESTINATION_REJECTED,
@@ -91,7 +98,13 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
 
 
 def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    """What an error says first that is meant for people: not whose call it was, nor where."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = re.search(r"\[[A-Z][A-Z_0-9.]+\] .+", text)
+    if telling:
+        return telling[0].strip()
+    lines = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return lines[0].removeprefix(": ") if lines else "no reason given"
 
 
 def is_fenced(error: Exception) -> bool:
@@ -109,7 +122,7 @@ def is_conflict(error: Exception) -> bool:
 
 def _names(error: Exception) -> str:
     # By name, since Delta's Python classes exist only where its package patched Spark's.
-    return f"{type(error).__name__} {first_line(str(error))} {_error_class(error)}"
+    return f"{type(error).__name__} {str(error)[:500]} {_error_class(error)}"
 
 
 def _error_class(error: Exception) -> str:

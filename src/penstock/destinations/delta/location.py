@@ -67,18 +67,21 @@ def require_writable(root: str) -> None:
 
 def has_commits(directory: Path) -> bool:
     """Whether there is a Delta table, and not only files that may become one."""
-    log = directory / "_delta_log"
-    return log.is_dir() and any(
-        entry.name[:1].isdigit() and entry.name.endswith((".json", ".parquet"))
-        for entry in os.scandir(log)
-    )
+    try:
+        with os.scandir(directory / "_delta_log") as entries:
+            return any(
+                entry.name[:1].isdigit() and entry.name.endswith((".json", ".parquet"))
+                for entry in entries
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def clear_litter(directory: Path, table: TableName) -> None:
     """Remove what an interrupted copy left; refuse to remove anything else."""
     if not directory.exists() or has_commits(directory):
         return
-    entries = {entry.name for entry in os.scandir(directory)}
+    entries = {entry.name for entry in directory.iterdir()}
     if entries and _NOTE not in entries and not entries <= {"_delta_log"}:
         raise PenstockError(
             ErrorKind.DESTINATION_REJECTED,

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from penstock.spark.net_effect import NetEffect
 
 LISTED_KEYS = 1000
-"""Up to so many changes, keys are written into the statement."""
+"""Up to so many key values are written into a statement."""
+
+SMALL_MERGE = 20_000
+"""Up to so many changes, deletion vectors are the better way whatever the table's size."""
 
 _ONE_FILE_ROWS = 200_000
 _REWRITE_SHARE = 0.2
@@ -61,7 +64,7 @@ class Mirror:
             self._write(_upserted(effect), "append")
         elif not effect.keyed:
             self._apply_tally(effect)
-        elif self.counts.total <= LISTED_KEYS and statements.can_list(self.table.key):
+        elif self._listable:
             self._apply_small(effect)
         else:
             self._apply_large(effect)
@@ -73,37 +76,38 @@ class Mirror:
 
     # Small batches.
 
+    @property
+    def _listable(self) -> bool:
+        key = self.table.key
+        return 2 * self.counts.total * len(key) <= LISTED_KEYS and statements.can_list(key)
+
     def _apply_small(self, effect: NetEffect) -> None:
         """Replace the rows of a list of keys."""
         from pyspark.sql import functions as F  # noqa: N812
 
         rows = effect.rows
-        columns = [F.col(f"key.{statements.quoted(self.table.key[0].name)}"), F.col("new")]
-        if effect.may_miss:
-            columns += [F.size("missing") > 0]
-        found = rows.select(*columns).collect()
-        known = [row[0] for row in found if not row[1]]
-        if effect.may_miss and any(row[2] for row in found):
+        misses = F.size("missing") > 0 if effect.may_miss else F.lit(False)
+        found = rows.select("key", "new", misses).collect()
+        if any(missing for _, _, missing in found):
             rows = self._with_own_values(rows)
         upserted = _upserted(effect, rows)
-        if not known:
+        if all(new for _, new, _ in found):
             self._write(upserted, "append")
             return
         # New keys are on the list too: the predicate must cover what is written.
-        keys = statements.key_list(self.table.key[0], [row[0] for row in found])
+        keys = statements.key_list(self.table.key, [key for key, _, _ in found])
         self._write(upserted, "overwrite", replaceWhere=keys)
 
     # Large batches.
 
     def _apply_large(self, effect: NetEffect) -> None:
-        rows = effect.rows.persist()
-        try:
-            if self._all_new(rows):
-                self._write(_upserted(effect, rows), "append")
-            else:
-                self._merge(effect, rows)
-        finally:
-            rows.unpersist()
+        # Computed once and kept apart from Spark's cache: MERGE refuses a source that
+        # is cached there when it is told not to make a copy of its own.
+        rows = effect.rows.localCheckpoint()
+        if self._all_new(rows):
+            self._write(_upserted(effect, rows), "append")
+        else:
+            self._merge(effect, rows)
 
     def _all_new(self, rows: DataFrame) -> bool:
         return self.counts.inserts > 0 and rows.where("NOT new").isEmpty()
@@ -122,18 +126,23 @@ class Mirror:
             columns += [F.col("missing")]
         rows.where("NOT (new AND deleted)").select(*columns).createOrReplaceTempView(_SOURCE)
         self._choose_vectors()
+        # The source is computed once already, and the same each time it is asked for.
+        self.session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         self.session.sql(
             statements.merge(self.table, self.path, _SOURCE, self._key_range(), effect.may_miss)
         )
 
     def _choose_vectors(self) -> None:
-        detail = self.session.sql(f"DESCRIBE DETAIL {statements.table_at(self.path)}")
-        size = detail.select("sizeInBytes").head()
-        touched = sum(segment.bytes for segment in self.batch.segments)
-        share = touched / max(1, size[0] if size else 1)
+        """Mark rows as deleted, or rewrite their files where a good part of them would be."""
+        rewrite = False
+        if self.counts.total > SMALL_MERGE:
+            detail = self.session.sql(f"DESCRIBE DETAIL {statements.table_at(self.path)}")
+            size = detail.select("sizeInBytes").head()
+            touched = sum(segment.bytes for segment in self.batch.segments)
+            rewrite = size is not None and touched > _REWRITE_SHARE * size[0]
         self.session.conf.set(
             "spark.databricks.delta.merge.deletionVectors.persistent",
-            "false" if share > _REWRITE_SHARE else "true",
+            "false" if rewrite else "true",
         )
 
     def _key_range(self) -> tuple[int, int] | None:

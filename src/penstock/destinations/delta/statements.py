@@ -33,13 +33,23 @@ def _risky(text: str) -> bool:
 
 def can_list(key: Sequence[ColumnSchema]) -> bool:
     """Whether keys of this table can be written down as literals that prune files."""
-    return len(key) == 1 and (key[0].type.kind in _INTEGERS or key[0].type.kind is ValueKind.STRING)
+    return all(c.type.kind in _INTEGERS or c.type.kind is ValueKind.STRING for c in key)
 
 
-def key_list(column: ColumnSchema, values: Sequence[int | str]) -> str:
+def key_list(key: Sequence[ColumnSchema], values: Sequence[Sequence[int | str | None]]) -> str:
     """A predicate that holds for the rows with these keys."""
-    literals = [str(v) if isinstance(v, int) else text_literal(v) for v in values]
-    return f"{quoted(column.name)} IN ({', '.join(literals)})"
+    if len(key) == 1 and all(value is not None for (value,) in values):
+        return f"{quoted(key[0].name)} IN ({', '.join(_literal(value) for (value,) in values)})"
+    return " OR ".join(
+        "(" + " AND ".join(f"{quoted(c.name)} <=> {_literal(v)}" for c, v in pairs) + ")"
+        for pairs in (zip(key, row, strict=True) for row in values)
+    )
+
+
+def _literal(value: int | str | None) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else text_literal(value)
 
 
 def merge(
