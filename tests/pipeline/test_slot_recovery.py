@@ -9,12 +9,10 @@ from tests.pipeline.conftest import TIMEOUT, Source
 
 
 def replicate_and_lose_the_slot(source: Source) -> None:
-    source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE t")
-    source.execute("INSERT INTO t VALUES (1)")
     with source.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
     source.execute(f"SELECT pg_drop_replication_slot('{source.config().slot_name}')")
-    source.execute("INSERT INTO t VALUES (2)", "DELETE FROM t WHERE id = 1")
+    source.execute("INSERT INTO a VALUES (1001, 'late')", "DELETE FROM a WHERE id = 1")
 
 
 def test_a_lost_slot_is_an_error(source: Source) -> None:
@@ -28,6 +26,6 @@ def test_a_lost_slot_is_made_again_and_every_table_copied(source: Source) -> Non
     replicate_and_lose_the_slot(source)
     with source.pipeline(invalidated_slot_behavior="recreate") as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
-        source.execute("INSERT INTO t VALUES (3)")
-        pipeline.wait_until(lsn=source.position(), timeout=TIMEOUT)
-    assert sorted(source.destination.tables["public.t"]) == [(2,), (3,)]
+        source.execute("INSERT INTO a VALUES (1002, 'streamed')")
+        source.catch_up(pipeline)
+    assert source.mirrored("a") == source.rows("a")
