@@ -106,6 +106,10 @@ class JournalConfig(_Model):
     def _local_directory(cls, location: str) -> str:
         if "://" in location and not location.startswith("file://"):
             raise ValueError("object-store journals are not supported yet; give a directory")
+        odd = sorted(set("*?[]{}") & set(location))
+        if odd:
+            # Spark takes them for patterns, and would read files more than once.
+            raise ValueError(f"a journal's path cannot have {' '.join(odd)} in it")
         return location.removeprefix("file://")
 
 

@@ -72,7 +72,8 @@ class TestDeltaDestination(DestinationContract):
         assert detail["numFiles"] == 2
         assert detail["properties"]["delta.enableDeletionVectors"] == "true"
         log = self.path(notes) / "_delta_log" / f"{0:020}.json"
-        added = [json.loads(line)["add"] for line in log.read_text().splitlines() if "add" in line]
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        added = [action["add"] for action in actions if "add" in action]
         statistics = [json.loads(add["stats"]) for add in added]
         assert [(s["minValues"]["id"], s["maxValues"]["id"]) for s in statistics] == [
             (1, 3),

@@ -34,7 +34,7 @@ def test_visibility_in_sql_is_what_the_snapshot_says(visible: VisibleXids, spark
 
 def test_what_a_segment_leaves_out_is_null(spark: Any, tmp_path: Path) -> None:
     """Files of one batch may differ in their columns and in the fields of `before`."""
-    script = Script(NOTES, tmp_path / "a [b] {c} *", spark)
+    script = Script(NOTES, tmp_path / "a b", spark)
     inserts = script.batch([insert(note(1, "one"))])
     deletes = script.batch([delete({"id": 1})])
     partial = script.batch([update(note(2, rank=2), unchanged=["note"])])
