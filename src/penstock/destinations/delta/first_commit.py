@@ -13,7 +13,6 @@ dates and short ASCII strings. A column without any is legal and prunes nothing.
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from penstock.destinations.delta.mark import Mark
+from penstock.journal.files import create_exclusively, sync_directory
 from penstock.schema import TableSchema, ValueKind, ValueType
 
 _INDEXED_COLUMNS = 32
@@ -73,11 +73,10 @@ def write_first_commit(
     ]
     log = directory / "_delta_log"
     log.mkdir(exist_ok=True)
-    draft = log / f".first-{uuid.uuid4()}.tmp"
-    draft.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    # A link fails where a commit stands already, which a rename would replace.
-    os.link(draft, log / f"{0:020}.json")
-    draft.unlink()
+    text = "".join(json.dumps(action) + "\n" for action in actions)
+    sync_directory(directory)
+    # Exclusively: a commit that stands there already is somebody's table.
+    create_exclusively(log / f"{0:020}.json", text)
 
 
 def _protocol(table: TableSchema, properties: Mapping[str, str]) -> dict[str, Any]:
