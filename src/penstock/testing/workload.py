@@ -314,8 +314,10 @@ class Workload:
                 try:
                     with psycopg.connect(self._dsn, autocommit=True) as connection:
                         self._write(connection, chance)
-                except psycopg.OperationalError:
-                    self._count("lost")  # with the server, which will be back
+                except (psycopg.OperationalError, psycopg.Rollback):
+                    # With the server, which will be back. A rollback that the lost
+                    # connection could not do comes out as it was raised.
+                    self._count("lost")
         except Exception as error:
             self._failure = error
 
