@@ -1,0 +1,48 @@
+"""A pipeline killed at every durable step, and at random, loses nothing and repeats nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.testing.crashes import Campaign
+from penstock.testing.kills import Kill, Life, Victim
+from penstock.testing.workload import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEED = 20_260
+
+DRIVER, MACHINE = Victim.DRIVER, Victim.MACHINE
+RECEIVER, POSTGRES = Victim.RECEIVER, Victim.POSTGRES
+PLAIN = TABLES[0]
+
+# The first lives die in the first copies, the later ones while streaming. A receiver
+# that dies at a failpoint dies there again and again until its driver does.
+LIVES = (
+    Life(
+        (
+            Kill(RECEIVER, "journal_claimed"),
+            Kill(RECEIVER, "slot_created"),
+            Kill(RECEIVER, "journal_begun"),
+            Kill(DRIVER, "copy_extracted", 2),
+        )
+    ),
+    Life((Kill(RECEIVER, "segment_written", 6), Kill(DRIVER, "files_moved", 2))),
+    Life((Kill(POSTGRES, "manifest_created", 4), Kill(DRIVER, "copy_written", 2))),
+    Life((Kill(RECEIVER, "acknowledged", 12), Kill(DRIVER, "state_changed", 6))),
+    Life((Kill(RECEIVER, "manifest_created", 25), Kill(DRIVER, "batch_committed", 4))),
+    Life((Kill(POSTGRES, "batch_committed", 2), Kill(DRIVER, "cursor_moved", 8))),
+    Life((Kill(POSTGRES, "snapshot_taken"), Kill(DRIVER, "copy_recorded")), rejoin=PLAIN),
+    Life((Kill(POSTGRES), Kill(RECEIVER), Kill(MACHINE))),
+)
+
+
+def test_every_table_equals_the_source_after_kills_of_everything(spark: SparkSession) -> None:
+    with Campaign(SEED) as campaign:
+        for life in LIVES:
+            campaign.live(life)
+        campaign.verify(spark)
+        assert campaign.kills.total() >= 16
+        for kill in (kill for life in LIVES for kill in life.kills):
+            assert campaign.kills[str(kill)] > 0, f"{kill} has not happened"

@@ -1,0 +1,132 @@
+"""The parts of the Delta destination that need no Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.destinations.delta import location, statements
+from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
+from penstock.destinations.delta.first_commit import write_first_commit
+from penstock.destinations.delta.mark import Mark, newest
+from penstock.errors import ErrorKind, PenstockError
+from penstock.schema import Lsn, TableId, TableName
+from penstock.testing.sample_tables import LINES, NOTES
+
+COPY = Mark("shop", TableId(5), "copy-1")
+BATCH = Mark("shop", TableId(5), "copy-1", Lsn(0x1600000020))
+
+
+@pytest.mark.parametrize("mark", [COPY, BATCH, BATCH.carry()])
+def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
+    assert Mark.loads(mark.dumps()) == mark
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, "", "theirs", "[]", "{}", '{"penstock": {}}', '{"penstock": null}', "7"]
+)
+def test_what_others_write_into_a_commit_is_no_mark(metadata: str | None) -> None:
+    assert Mark.loads(metadata) is None
+
+
+def test_a_carried_mark_counts_only_where_no_other_is_left() -> None:
+    old = Mark("shop", TableId(5), "copy-1", Lsn(1))
+    assert newest([old.carry().dumps(), BATCH.dumps(), old.dumps()]) == BATCH
+    assert newest([None, BATCH.carry().dumps(), old.carry().dumps()]) == BATCH.carry()
+    assert newest(["theirs", None]) is None
+
+
+def test_keys_become_literals_that_cannot_be_misread() -> None:
+    assert statements.key_list(NOTES.key, [(1,), (-7,)]) == "`id` IN (1, -7)"
+    texts = statements.key_list(NOTES.key, [("plain",), ("o'h",), ("☃\\",)])
+    assert texts == ("`id` IN ('plain', decode(X'6f2768', 'UTF-8'), decode(X'e298835c', 'UTF-8'))")
+    assert statements.key_list(LINES.key, [(1, "a"), (2, None)]) == (
+        "(`order` <=> 1 AND `line` <=> 'a') OR (`order` <=> 2 AND `line` <=> NULL)"
+    )
+
+
+def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"id": [1, 2], "note": ["a", None], "rank": [1, 2]}), tmp_path / "p.parquet"
+    )
+    write_first_commit(tmp_path, NOTES, "{}", COPY, {"delta.enableDeletionVectors": "true"})
+    [commit] = (tmp_path / "_delta_log").iterdir()
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    assert [next(iter(action)) for action in actions] == [
+        "commitInfo",
+        "protocol",
+        "metaData",
+        "add",
+    ]
+    assert Mark.loads(actions[0]["commitInfo"]["userMetadata"]) == COPY
+    assert actions[1]["protocol"]["readerFeatures"] == ["deletionVectors"]
+    assert json.loads(actions[3]["add"]["stats"])["maxValues"] == {"id": 2, "note": "a", "rank": 2}
+    with pytest.raises(FileExistsError):
+        write_first_commit(tmp_path, NOTES, "{}", BATCH, {})
+    assert commit.read_text().count("commitInfo") == 1
+
+
+def test_files_are_moved_only_within_a_filesystem(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    file.write_bytes(b"")
+    assert location.can_move([str(file)], tmp_path / "lake" / "public" / "t")
+    assert not location.can_move(["/proc/version"], tmp_path / "lake" / "public" / "t")
+    assert not location.can_move([str(tmp_path / "gone")], tmp_path / "lake")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("java.io.IOException: Permission denied", ErrorKind.DESTINATION_REJECTED),
+        ("java.io.IOException: No space left on device", ErrorKind.DESTINATION_CONNECTION),
+        ("java.net.UnknownHostException: bucket", ErrorKind.DESTINATION_CONNECTION),
+        ("NoAuthWithAWSException: no provider", ErrorKind.DESTINATION_AUTHENTICATION),
+        (
+            "[DELTA_CONCURRENT_APPEND] io.delta.exceptions.ConcurrentAppendException",
+            ErrorKind.DESTINATION_TIMEOUT,
+        ),
+        ("io.delta.exceptions.ConcurrentTransactionException: x", ErrorKind.DESTINATION_REJECTED),
+        ("something else", ErrorKind.DESTINATION_REJECTED),
+    ],
+)
+def test_trouble_is_told_by_its_kind_with_a_hint(text: str, kind: ErrorKind) -> None:
+    told = explain(RuntimeError(text), TableName("public", "t"), "/lake/public/t", Lsn(7))
+    assert (told.kind, told.table, told.position) == (kind, TableName("public", "t"), Lsn(7))
+    assert "/lake/public/t" in told.message
+    assert told.hint
+
+
+def test_a_fence_is_not_a_conflict() -> None:
+    fenced = RuntimeError("io.delta.exceptions.ConcurrentTransactionException: ...")
+    conflict = RuntimeError("io.delta.exceptions.ConcurrentDeleteReadException: ...")
+    assert is_fenced(fenced)
+    assert not is_conflict(fenced)
+    assert is_conflict(conflict)
+    assert not is_conflict(ValueError("java.util.ConcurrentModification"))
+
+
+def test_java_s_preamble_is_left_out_of_an_error() -> None:
+    text = "An error occurred while calling o1.save.\n: java.lang.Broken: pipe\n\tat x"
+    told = explain(RuntimeError(text), TableName("public", "t"), "/p")
+    assert told.message == "Delta refused to write /p: java.lang.Broken: pipe"
+    text = "An error occurred while calling o1.save.\n: a.B: [DELTA_X_Y] Mend this.\n\nCaused by"
+    told = explain(RuntimeError(text), TableName("public", "t"), "/p")
+    assert told.message == "Delta refused to write /p: [DELTA_X_Y] Mend this."
+
+
+def test_litter_is_known_by_its_note(tmp_path: Path) -> None:
+    directory = tmp_path / "t"
+    rows = tmp_path / "rows.parquet"
+    rows.write_bytes(b"")
+    location.move_in([str(rows)], directory, "copy-1")
+    assert len(list(directory.glob("*.parquet"))) == 1
+    location.clear_litter(directory, NOTES.name)
+    assert not directory.exists()
+    directory.mkdir()
+    (directory / "theirs").write_bytes(b"")
+    with pytest.raises(PenstockError):
+        location.clear_litter(directory, NOTES.name)
