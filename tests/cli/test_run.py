@@ -42,7 +42,7 @@ def until_ready(running: Running) -> dict[str, Any]:
         status: dict[str, Any] = json.loads(line)
         if status["tables"] and all(table["state"] == "ready" for table in status["tables"]):
             return status
-    raise AssertionError(f"it ended: {running.stderr}")
+    raise AssertionError(f"it ended with {running.wait()}: {running.stderr}")
 
 
 def test_a_pipeline_is_run_looked_at_stopped_and_run_again(

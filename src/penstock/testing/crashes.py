@@ -347,8 +347,8 @@ class Campaign:
             "id": _PIPELINE,
             "publication_name": PUBLICATION,
             "pg_connection": {"uri": self._server.dsn(_DATABASE)},
-            # Small, so that a backlog takes several flushes and batches.
-            "batch": {"max_fill_ms": 1500, "max_bytes": 512 * 1024},
+            # Large, so that a backlog takes few batches, which are slow in a young JVM.
+            "batch": {"max_fill_ms": 1500, "max_bytes": 8 * 1024 * 1024},
             "journal": {
                 "location": str(self.directory / "journal"),
                 "retention_hours": _RETAINED_S / 3600,
