@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import yaml
 
+from penstock.spark.session import SHORT_LIVED
 from tests.cli.command import Penstock, Running, WriteConfig
 
 
@@ -48,7 +49,7 @@ def write_config(penstock: Penstock) -> WriteConfig:
             "journal": {"location": "journal"},
             "destination": {"root": "lake"},
             "store": {"url": "sqlite:///store.db"},
-            "spark": {"master": "local[2]"},
+            "spark": {"master": "local[2]", "config": dict(SHORT_LIVED)},
             **settings,
         }
         path = penstock.directory / "penstock.yaml"

@@ -30,6 +30,7 @@ import yaml
 from penstock.destinations import DeltaDestination
 from penstock.journal.scribe import warm_up as compile_kernels
 from penstock.schema import Lsn, TableName
+from penstock.spark.session import SHORT_LIVED
 from penstock.testing import workload
 from penstock.testing.archive import JournalArchive
 from penstock.testing.comparison import Comparison, compare
@@ -47,11 +48,7 @@ _PIPELINE = "crash"
 _LIMIT_S = 400.0
 _RETAINED_S = 30.0
 _MOMENT = (3, 120)
-# For JVMs that do not live long enough to be worth optimising for.
-SPARK_SETTINGS = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SPARK_SETTINGS = SHORT_LIVED | {"spark.driver.memory": "1g"}
 _SERVER_SETTINGS = {"deadlock_timeout": "100ms"}
 
 

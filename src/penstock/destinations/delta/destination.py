@@ -124,7 +124,6 @@ class DeltaDestination(Destination):
         if (
             directory is None
             or self.mode != "mirror"
-            or not rows.files
             or needs_mapping(table)
             or location.has_commits(directory)
             or not location.can_move(rows.files, directory)
