@@ -21,7 +21,7 @@ from penstock.testing import EmbeddedPostgres
 from penstock.testing.waiting import wait_for
 
 PER_SECOND = 20
-WARM_UP, MEASURED = 100, 400
+WARM_UP, MEASURED = 600, 400
 RECENT = 1_000_000
 
 

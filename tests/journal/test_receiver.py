@@ -178,6 +178,15 @@ def test_a_transaction_larger_than_memory_is_written_in_pieces(receiver: Any) ->
     assert journal.last_manifest.number > before
 
 
+def test_the_end_of_a_flood_is_not_kept_waiting(receiver: Any) -> None:
+    """It is flushed like a trickle, long before `max_fill_ms`: nothing more comes."""
+    running = receiver(batch=BatchConfig(max_fill_ms=30_000))
+    running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    running.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 50000) g")
+    everything = running.now()
+    wait_for(lambda: running.journal.end >= everything, limit=25)
+
+
 def test_a_restart_goes_on_where_the_journal_ends(receiver: Any) -> None:
     running = receiver()
     running.execute("CREATE TABLE t (id int PRIMARY KEY)")

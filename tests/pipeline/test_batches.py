@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.batches import GROWTH_LIMIT, BatchSize, Run, next_run
+from penstock.journal.journal import TableFlush
+from penstock.pipeline import batches
+from penstock.pipeline.batches import GROWTH_LIMIT, BatchSize, Gathering, Run, next_run
 from penstock.schema import Lsn, TableId
 from tests.pipeline.journals import HandMadeJournal, table
 
@@ -126,3 +128,54 @@ def test_batches_grow_while_the_table_is_behind_and_shrink_again() -> None:
     for _ in range(10):
         size.after(there)
     assert size.bytes == 100
+
+
+FAR = 1 << 30
+
+
+class TestGathering:
+    """A table waits for a larger batch only while the journal is far behind the source."""
+
+    @pytest.fixture
+    def pending(self, journal: HandMadeJournal) -> list[TableFlush]:
+        first = table(version=150)
+        journal.flush(200, journal.segment(first, size=50), schemas=(first,))
+        return journal.reader.pending(TABLE, Lsn(100))
+
+    def test_it_goes_on_until_the_journal_has_what_the_source_had_at_first(
+        self, pending: list[TableFlush]
+    ) -> None:
+        gathering = Gathering()
+        assert gathering.goes_on(pending, Lsn(200), Lsn(FAR), LARGE)
+        # A source that writes on does not make it longer.
+        assert gathering.goes_on(pending, Lsn(FAR - 1), Lsn(2 * FAR), LARGE)
+        assert not gathering.goes_on(pending, Lsn(FAR), Lsn(FAR + 1), LARGE)
+
+    def test_a_journal_that_keeps_up_makes_nobody_wait(self, pending: list[TableFlush]) -> None:
+        gathering = Gathering()
+        assert not gathering.goes_on(pending, Lsn(200), Lsn(1000), LARGE)
+        assert not gathering.goes_on(pending, Lsn(200), None, LARGE)
+        assert not gathering.goes_on([], Lsn(200), Lsn(FAR), LARGE)
+
+    def test_a_full_batch_does_not_wait(self, pending: list[TableFlush]) -> None:
+        assert not Gathering().goes_on(pending, Lsn(200), Lsn(FAR), 50)
+
+    def test_it_has_an_end(
+        self, pending: list[TableFlush], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gathering = Gathering()
+        assert gathering.goes_on(pending, Lsn(200), Lsn(FAR), LARGE)
+        monkeypatch.setattr(batches, "_LONGEST_WAIT", 0.0)
+        assert not gathering.goes_on(pending, Lsn(200), Lsn(FAR), LARGE)
+
+    def test_what_came_during_a_batch_has_waited_already(
+        self, pending: list[TableFlush], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gathering = Gathering()
+        now = [100.0]
+        monkeypatch.setattr(batches.time, "monotonic", lambda: now[0])
+        gathering.ended()
+        now[0] += 1
+        assert gathering.goes_on(pending, Lsn(200), Lsn(FAR), LARGE)
+        now[0] += 60
+        assert not gathering.goes_on(pending, Lsn(200), Lsn(FAR), LARGE)

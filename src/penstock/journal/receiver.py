@@ -153,7 +153,7 @@ class _Loop:
                 since = now
             quiet = frames.count == before
             if full or (frames.count and (quiet or now - since >= _HAND_OVER_S)):
-                scribe.take(frames)
+                scribe.take(frames, lull=quiet and not full)
                 frames = scribe.fresh_buffer(0)
             elif quiet:
                 scribe.idle_at(stream.wal_end)

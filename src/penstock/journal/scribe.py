@@ -1,9 +1,9 @@
 """The thread that writes the journal.
 
 It takes buffers of frames, decodes them, and flushes when enough has gathered or
-has waited long enough. A trickle is flushed quickly (a fifth of `max_fill_ms`), a
-flood in large pieces. `durable` is the position up to which the journal holds
-everything; the receiving thread acknowledges it.
+has waited long enough. A flood is flushed in large pieces; a trickle, and the end of
+a flood, quickly (a fifth of `max_fill_ms`). `durable` is the position up to which the
+journal holds everything; the receiving thread acknowledges it.
 
 While the source is idle its WAL moves on; now and then an empty flush records the
 position, so that the slot does not hold on to WAL that has nothing for us.
@@ -56,6 +56,7 @@ class Scribe:
             self._free.put(CopyBuffer(_BUFFER_BYTES, _BUFFER_FRAMES))
         self._error: BaseException | None = None
         self._in_transaction = False
+        self._lull = False
         self._last_flush = time.monotonic()
         self._next_usage_check = 0.0
         self._journal_full = False
@@ -78,7 +79,9 @@ class Scribe:
         waiting = (_BUFFERS - self._free.qsize()) * _BUFFER_BYTES
         return self._journal_full or self._memory.paused(waiting + self._builder.memory)
 
-    def take(self, frames: CopyBuffer) -> None:
+    def take(self, frames: CopyBuffer, *, lull: bool = False) -> None:
+        """Decode and keep `frames`; `lull` says that nothing more came just now."""
+        self._lull = lull
         self._work.put(frames)
 
     def idle_at(self, position: Lsn) -> None:
@@ -134,7 +137,7 @@ class Scribe:
         return max(0.001, self._linger() - self._builder.age)
 
     def _linger(self) -> float:
-        trickle = self._builder.bytes < _TRICKLE_BYTES
+        trickle = self._lull or self._builder.bytes < _TRICKLE_BYTES
         return self._fill * _TRICKLE_SHARE if trickle else self._fill
 
     def _idle_flush_due(self) -> bool:

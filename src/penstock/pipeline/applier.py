@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.destinations.base import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.failpoints import failpoint
-from penstock.pipeline.batches import BatchSize, Run, next_run
+from penstock.pipeline.batches import BatchSize, Gathering, Run, next_run
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.deliveries import Deliveries
 from penstock.pipeline.overlap import contains_all, may_matter
@@ -64,6 +64,7 @@ class Applier:
         self._copy_id = copied.copy_id
         self._session = session
         self._size = BatchSize(context.config.batch.max_bytes)
+        self._gathering = Gathering()
         self._deliveries = Deliveries(wake)
         self.schema = schema
         self.cursor = self.read_to = ZERO_LSN
@@ -114,11 +115,18 @@ class Applier:
     def has_work(self) -> bool:
         """Whether `step` would do anything now."""
         return (
-            self.pending
+            self._batch_due()
             or self._deliveries.settleable
             or self._wants_flush()
             or self.passed_barrier() is not None
         )
+
+    def _batch_due(self) -> bool:
+        journal = self._context.journal
+        pending = journal.pending(self.schema.id, self.read_to)
+        source = self._context.source.last_seen
+        waits = self._gathering.goes_on(pending, journal.end, source, self._size.bytes)
+        return bool(pending) and not waits
 
     @property
     def has_open_deliveries(self) -> bool:
@@ -153,6 +161,7 @@ class Applier:
             if self._wants_flush():
                 self.flush()
             return
+        self._gathering.ended()
         self._apply(run)
         self._size.after(run)
         self._settle(self._deliveries.settle())

@@ -10,9 +10,11 @@ and then a cursor could not tell the two apart.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.config import MIB
 from penstock.journal.journal import Journal, TableFlush
 from penstock.journal.manifest import SegmentRef
 from penstock.schema import Lsn, TableId, TableSchema
@@ -21,6 +23,8 @@ GROWTH_LIMIT = 16
 """How many times `batch.max_bytes` a batch may have while its table is behind."""
 
 _MAX_SEGMENTS = 2000
+_FAR_BEHIND = 16 * MIB
+_LONGEST_WAIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,45 @@ class BatchSize:
 
     def reset(self) -> None:
         self.bytes = self._smallest
+
+
+class Gathering:
+    """Lets a table wait for a larger batch while the journal is far behind the source.
+
+    A batch costs a second or more whatever its size, and takes processors that the
+    receiver could use to catch up. So the changes gather until the journal has what the
+    source had when the waiting began, until they fill a batch, or for a few seconds.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._until: Lsn | None = None
+
+    def goes_on(
+        self, pending: Sequence[TableFlush], end: Lsn, source: Lsn | None, max_bytes: int
+    ) -> bool:
+        """Whether to wait on with `pending`; `end` is the journal's, `source` the WAL's."""
+        if not pending:
+            self._since = self._until = None
+            return False
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if self._until is None and source is not None and source.value - end.value > _FAR_BEHIND:
+            self._until = source
+        if (
+            self._until is not None
+            and end < self._until
+            and now - self._since < _LONGEST_WAIT
+            and sum(flush.bytes for flush in pending) < max_bytes
+        ):
+            return True
+        self._until = None
+        return False
+
+    def ended(self) -> None:
+        """A batch begins; what comes from now on gathers for the next one."""
+        self._since, self._until = time.monotonic(), None
 
 
 def next_run(journal: Journal, table_id: TableId, cursor: Lsn, max_bytes: int) -> Run | None:

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 from penstock.config import PipelineConfig
 from penstock.destinations.base import Destination
 from penstock.journal.journal import Journal
+from penstock.schema import Lsn
 from penstock.stores.base import PipelineStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class SourcePosition:
+    """How far the source's WAL was at the last look; None before the first."""
+
+    last_seen: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class PipelineContext:
     spark: SparkSession
     stopping: Event = field(default_factory=Event)
     retiring: Lock = field(default_factory=Lock)
+    source: SourcePosition = field(default_factory=SourcePosition)
 
 
 class Interrupted(Exception):

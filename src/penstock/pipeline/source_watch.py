@@ -67,9 +67,10 @@ class SourceWatch:
     def _run(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000
         asked_at = time.monotonic()
-        while not self._context.stopping.wait(interval):
+        while not self._context.stopping.is_set():
             try:
                 self.status = source_status(self._connected(), self._context.config.slot_name)
+                self._context.source.last_seen = self.status.position
                 if time.monotonic() - asked_at >= _MEMBERSHIP_SECONDS:
                     asked_at = time.monotonic()
                     # A publication that is gone takes no table with it: the
@@ -80,6 +81,7 @@ class SourceWatch:
                 logger.debug("source not reached", extra={"reason": error.message})
                 self.status = replace(self.status, problem=error.message)
                 self._disconnect()
+            self._context.stopping.wait(interval)
         self._disconnect()
 
     def _connected(self) -> Session:

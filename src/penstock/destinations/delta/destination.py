@@ -39,6 +39,8 @@ _DEFAULTS = "spark.databricks.delta.properties.defaults."
 # Delta writes a commit a second for a busy table and lists its log for each. A
 # month of them, the usual retention, would make that slow.
 _LOG_RETENTION = "interval 1 day"
+# A checkpoint takes longer than a small batch; replaying a few more commits does not.
+_CHECKPOINT_INTERVAL = "30"
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 
 
@@ -273,6 +275,7 @@ def properties_of(table: TableSchema) -> dict[str, str]:
     return {
         "delta.enableDeletionVectors": "true" if can_have_vectors(table) else "false",
         "delta.logRetentionDuration": _LOG_RETENTION,
+        "delta.checkpointInterval": _CHECKPOINT_INTERVAL,
         "delta.columnMapping.mode": "name" if needs_mapping(table) else "none",
     }
 

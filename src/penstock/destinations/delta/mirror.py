@@ -57,6 +57,9 @@ class Mirror:
         return self.batch.counts
 
     def apply(self) -> None:
+        # Planning anew after each stage makes a job of each: only large batches repay it.
+        small = self.counts.total <= SMALL_MERGE
+        self.session.conf.set("spark.sql.adaptive.enabled", "false" if small else "true")
         effect = self.batch.net_effect()
         if effect.truncated:
             self._write(_upserted(effect), "overwrite")
