@@ -78,13 +78,13 @@ def database(server: EmbeddedPostgres) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of all tests, as penstock builds it, on two cores."""
-    from penstock.spark.session import SHORT_LIVED, build_session
+    from penstock.spark.session import build_session
 
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     session = build_session(
         "penstock-tests",
         master="local[2]",
-        config=SHORT_LIVED | {"spark.sql.warehouse.dir": str(warehouse)},
+        config={"spark.sql.warehouse.dir": str(warehouse)},
     )
     yield session
     session.stop()

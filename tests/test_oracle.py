@@ -41,8 +41,9 @@ WRITERS = 3
 LIMIT_S = 300.0
 _numbers = itertools.count(1)
 
-# Few examples, each with every type. There is no shrinking, since what writers do
-# at the same time comes out differently each time.
+# Few examples, each with every type: a table of another shape costs Delta seconds for
+# every kind of statement. There is no shrinking, since what writers do at the same time
+# comes out differently each time.
 rich = settings(
     derandomize=True,
     deadline=None,
@@ -190,7 +191,7 @@ def types(database: Database) -> Database:
     return database
 
 
-@settings(rich, max_examples=4)
+@settings(rich, max_examples=1)
 @given(tables=tables(SCHEMA, 4), seed=st.integers(0, 2**32))
 def test_delta_tables_and_the_replayed_journal_equal_the_source(
     types: Database,

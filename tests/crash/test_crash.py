@@ -18,7 +18,8 @@ RECEIVER, POSTGRES = Victim.RECEIVER, Victim.POSTGRES
 PLAIN = TABLES[0]
 
 # The first lives die in the first copies, the later ones while streaming. A receiver
-# that dies at a failpoint dies there again and again until its driver does.
+# that dies at a failpoint dies there again and again until its driver does. Further
+# failpoints and many more lives are in the soak.
 LIVES = (
     Life(
         (
@@ -29,12 +30,10 @@ LIVES = (
         )
     ),
     Life((Kill(RECEIVER, "segment_written", 6), Kill(DRIVER, "files_moved", 2))),
-    Life((Kill(POSTGRES, "manifest_created", 4), Kill(DRIVER, "copy_written", 2))),
     Life((Kill(RECEIVER, "acknowledged", 6), Kill(DRIVER, "state_changed", 6))),
     Life((Kill(RECEIVER, "manifest_created", 15), Kill(DRIVER, "batch_committed", 4))),
     Life((Kill(POSTGRES, "batch_committed", 2), Kill(DRIVER, "cursor_moved", 6))),
-    Life((Kill(POSTGRES, "snapshot_taken"), Kill(DRIVER, "copy_recorded")), rejoin=PLAIN),
-    Life((Kill(POSTGRES), Kill(RECEIVER), Kill(MACHINE))),
+    Life((Kill(POSTGRES, "snapshot_taken"), Kill(POSTGRES), Kill(MACHINE)), rejoin=PLAIN),
 )
 
 

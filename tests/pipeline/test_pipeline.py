@@ -14,6 +14,7 @@ from penstock.journal.journal import Journal
 from penstock.pipeline import read_status
 from penstock.pipeline.status import TableFailure
 from penstock.schema import TableId
+from penstock.spark.extract import extract
 from penstock.states import Errored, Init
 from penstock.stores import SqlStore
 from penstock.testing.waiting import wait_for
@@ -55,6 +56,37 @@ def test_tables_are_copied_then_streamed_and_resumed(source: Source) -> None:
         assert source.mirrored("a") == source.rows("a")
         assert source.mirrored("b") == []
     assert source.destination.called("copy", "public.a") == 1, "it never copies again"
+
+
+def test_a_table_truncated_under_its_copy_is_copied_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot does not keep rows from a TRUNCATE, but changes before that are streamed."""
+    source.execute(
+        "CREATE TABLE wide (id int PRIMARY KEY, v int, big text)",
+        "ALTER TABLE wide ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO wide VALUES (1, 1, repeat('x', 10000))",
+        "ALTER PUBLICATION pub ADD TABLE wide",
+    )
+    extracted = []
+
+    def watched(session: Any, connection: Any, table: Any, *arguments: Any, **options: Any) -> Any:
+        if table.name.name == "wide":
+            if not extracted:
+                source.execute(
+                    "UPDATE wide SET v = 2",
+                    "TRUNCATE wide",
+                    "INSERT INTO wide VALUES (2, 2, repeat('y', 10000))",
+                )
+            extracted.append(table)
+        return extract(session, connection, table, *arguments, **options)
+
+    monkeypatch.setattr("penstock.pipeline.copier.extract", watched)
+    with source.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.catch_up(pipeline)
+        assert source.mirrored("wide") == source.rows("wide")
+    assert len(extracted) == 2
 
 
 def test_starting_twice_is_an_error_before_anything_happens(source: Source) -> None:

@@ -32,7 +32,7 @@ from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
-from penstock.postgres.catalog import PublishedTable, copy_targets, published_tables
+from penstock.postgres.catalog import PublishedTable, copy_targets, published_tables, rewritten
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.snapshot import ExportedSnapshot
@@ -159,6 +159,17 @@ class Copier:
             raise Interrupted
 
     def _extract(self) -> Copied:
+        while (copied := self._extract_once()) is None:
+            logger.info(
+                "table was truncated or rewritten while it was copied, copying it again",
+                extra={"table": str(self._table.name)},
+            )
+            self._remove_leftovers()
+            self._pause(0)
+        return copied
+
+    def _extract_once(self) -> Copied | None:
+        """The copied files; None where the snapshot's rows are not all in them."""
         config = self._context.config
         copy_id = f"{self._table.id}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(3)}"
         directory = self._context.journal.copies_directory / copy_id
@@ -168,6 +179,8 @@ class Copier:
             barrier = end_of_record(snapshot.connection, snapshot.barrier)
             published = self._published(snapshot)
             files, rows = self._read(snapshot, published, directory)
+            if rewritten(snapshot.connection, published.schema):
+                return None
             self._wait_for_durability(snapshot.connection, barrier)
         finished = FinishedCopy(copy_id, snapshot.visible, barrier)
         return Copied(published.schema, finished, directory, files, rows)

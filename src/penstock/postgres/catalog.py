@@ -177,6 +177,24 @@ def copy_targets(session: Session, table: TableSchema) -> list[CopyTarget]:
     return [CopyTarget(TableName(schema, name), *size) for schema, name, *size in rows]
 
 
+def rewritten(session: Session, table: TableSchema) -> bool:
+    """Whether the table's rows have moved to another file since the session's snapshot.
+
+    A TRUNCATE does that, and is the one change that a snapshot does not protect from:
+    who reads the table afterwards finds it empty, however old the snapshot is.
+    """
+    query = """
+        SELECT EXISTS (
+            SELECT FROM pg_class c -- as the snapshot sees it; the function tells what is now
+            WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid)
+              AND c.oid IN (
+                SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf))
+    """
+    with translated("looking whether the table was rewritten", table.name):
+        row = session.execute(query, {"oid": table.id.oid}).fetchone()
+    return row is None or bool(row[0])
+
+
 def partition_leaves(session: Session, table: TableSchema) -> list[TableSchema]:
     """The partitions that hold a partitioned table's rows; none for any other table."""
     query = "SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf AND relid <> %(oid)s"

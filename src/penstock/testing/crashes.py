@@ -327,7 +327,9 @@ class Campaign:
             status = self._driver.status
             self._require_no_standstill()
             return status is not None and all(
-                table["state"] == "ready" and Lsn.parse(table["position"]) > position
+                table["state"] == "ready"
+                and table["position"]
+                and Lsn.parse(table["position"]) > position
                 for table in status["tables"]
             )
 
