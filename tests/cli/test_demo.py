@@ -23,29 +23,7 @@ def finish(running: Running, timeout: float = 400) -> str:
     return output
 
 
-def test_the_demo_ends_with_equal_tables_and_a_query_that_works(
-    penstock: Penstock, start: Start
-) -> None:
-    running = start("demo", "--seconds", "5")
-    output = finish(running)
-    assert running.survivors() == []
-    assert running.stderr == ""
-    assert "filled the shop with 200,000 rows" in output
-    for table in ("customers", "products", "orders", "order_lines", "carts"):
-        assert re.search(rf"public\.{table} .* 0 +0 +0 +equal", output), output
-        assert (penstock.directory / "demo-lake" / "public" / table / "_delta_log").is_dir()
-    assert "every table equals Postgres" in output
-    assert "demo-lake/.penstock/journal" in output
-
-    query = output.split("look into it:")[1].strip()
-    result = subprocess.run(
-        query, shell=True, cwd=penstock.directory, capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stderr
-    assert "shipped" in result.stdout
-
-
-def test_the_demo_survives_the_kill_of_receiver_and_driver(
+def test_the_demo_survives_kills_and_ends_with_equal_tables_and_a_query_that_works(
     penstock: Penstock, start: Start
 ) -> None:
     # A lake of an earlier demo is emptied.
@@ -55,10 +33,23 @@ def test_the_demo_survives_the_kill_of_receiver_and_driver(
     running = start("demo", "--seconds", "9", "--kill", "--lake", "mine")
     output = finish(running)
     assert running.survivors() == []
+    assert running.stderr == ""
     assert not earlier.exists()
+    assert "filled the shop with 200,000 rows" in output
     assert "killed the receiver (SIGKILL)" in output
     assert "killed the driver (SIGKILL)" in output
+    for table in ("customers", "products", "orders", "order_lines", "carts"):
+        assert re.search(rf"public\.{table} .* 0 +0 +0 +equal", output), output
+        assert (penstock.directory / "mine" / "public" / table / "_delta_log").is_dir()
     assert "every table equals Postgres" in output
+    assert "mine/.penstock/journal" in output
+
+    query = output.split("look into it:")[1].strip()
+    result = subprocess.run(
+        query, shell=True, cwd=penstock.directory, capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    assert "shipped" in result.stdout
 
 
 @pytest.mark.parametrize("moment", ["filled the shop", "public.customers is"])
