@@ -31,7 +31,7 @@ LIVES = (
     ),
     Life((Kill(RECEIVER, "segment_written", 6), Kill(DRIVER, "files_moved", 2))),
     Life((Kill(RECEIVER, "acknowledged", 6), Kill(DRIVER, "state_changed", 6))),
-    Life((Kill(RECEIVER, "manifest_created", 15), Kill(DRIVER, "batch_committed", 4))),
+    Life((Kill(RECEIVER, "manifest_created", 15), Kill(DRIVER, "batch_committed", 2))),
     Life((Kill(POSTGRES, "batch_committed", 2), Kill(DRIVER, "cursor_moved", 6))),
     Life((Kill(POSTGRES, "snapshot_taken"), Kill(POSTGRES), Kill(MACHINE)), rejoin=PLAIN),
 )

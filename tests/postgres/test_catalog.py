@@ -13,11 +13,13 @@ from penstock.postgres.catalog import (
     publication,
     publication_exists,
     published_tables,
+    rewritten,
     table_schema,
     type_info,
     type_lookup,
 )
 from penstock.postgres.connection import Session, connect, server_version
+from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import (
     STRING,
     Lsn,
@@ -254,6 +256,23 @@ def test_partitions_under_their_roots_name(session: Session) -> None:
     ]
     rows = [session.execute(f"SELECT id FROM ONLY {t.name.quoted}").rowcount for t in targets]
     assert sum(rows) == 201
+
+
+def test_what_a_copy_asks_locks_nothing(session: Session, source: PgConnection) -> None:
+    """Else a TRUNCATE waits for the copy, and the copy's workers for the TRUNCATE: for ever."""
+    session.execute(PARTITIONED)
+    session.execute("CREATE TABLE shop.plain (id int PRIMARY KEY)")
+    publish(session, "FOR TABLES IN SCHEMA shop", "WITH (publish_via_partition_root)")
+    with ExportedSnapshot(source) as snapshot:
+        for table in published_tables(snapshot.connection, "pub"):
+            copy_targets(snapshot.connection, table.schema)
+            assert not rewritten(snapshot.connection, table.schema)
+        session.execute("SET lock_timeout = '2s'")
+        session.execute("TRUNCATE shop.orders, shop.plain")
+        assert all(
+            rewritten(snapshot.connection, table.schema)
+            for table in published_tables(snapshot.connection, "pub")
+        )
 
 
 def test_partitions_under_their_own_names(session: Session) -> None:

@@ -156,24 +156,38 @@ def table_schema(
     return replace(schema, version=version)
 
 
+# A table and its partitions. Not by pg_partition_tree: that locks all of them until the
+# transaction ends. A copy's transaction is long, and a TRUNCATE that waited for it would
+# make the copy's own workers wait in turn: for ever.
+_PARTS = """
+    WITH RECURSIVE parts(oid) AS (
+        SELECT %(oid)s::oid
+        UNION ALL
+        SELECT i.inhrelid
+        FROM parts
+        JOIN pg_class p ON p.oid = parts.oid AND p.relkind = 'p'
+        JOIN pg_inherits i ON i.inhparent = p.oid)
+    SELECT oid FROM parts
+"""
+
+
 def copy_targets(session: Session, table: TableSchema) -> list[CopyTarget]:
     """The relations that hold the table's rows, with their size as it is now.
 
     Partitions that are foreign or unlogged are left out: nothing of them is in
-    the WAL, so a copy of them would only grow stale.
+    the WAL, so a copy of them would only grow stale. Locks nothing.
     """
-    query = """
+    query = f"""
         SELECT n.nspname, c.relname, size / current_setting('block_size')::bigint, size
         FROM pg_class c
         JOIN pg_namespace n ON n.oid = c.relnamespace
         CROSS JOIN LATERAL pg_relation_size(c.oid) AS size
-        WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid IN (
-            SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
+        WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid IN ({_PARTS})
           AND size IS NOT NULL -- dropped in this moment
         ORDER BY n.nspname, c.relname
     """
     with translated("measuring the table", table.name):
-        rows = session.execute(query, {"oid": table.id.oid}).fetchall()
+        rows = session.execute(query.encode(), {"oid": table.id.oid}).fetchall()
     return [CopyTarget(TableName(schema, name), *size) for schema, name, *size in rows]
 
 
@@ -183,15 +197,14 @@ def rewritten(session: Session, table: TableSchema) -> bool:
     A TRUNCATE does that, and is the one change that a snapshot does not protect from:
     who reads the table afterwards finds it empty, however old the snapshot is.
     """
-    query = """
+    query = f"""
         SELECT EXISTS (
             SELECT FROM pg_class c -- as the snapshot sees it; the function tells what is now
             WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid)
-              AND c.oid IN (
-                SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf))
+              AND c.oid IN ({_PARTS}))
     """
     with translated("looking whether the table was rewritten", table.name):
-        row = session.execute(query, {"oid": table.id.oid}).fetchone()
+        row = session.execute(query.encode(), {"oid": table.id.oid}).fetchone()
     return row is None or bool(row[0])
 
 
