@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from benchmarks.delivering import lake, make_pipeline, table_path
-from benchmarks.measure import Measure, Ratio, ratio, timed
+from benchmarks.measure import Measure, Ratio, clock_from, ratio, timed
 from benchmarks.source import Source, fresh_source
 from penstock.testing import EmbeddedPostgres
 from penstock.testing.waiting import wait_for
@@ -33,21 +31,13 @@ def _psql(source: Source) -> float:
 def _ours(source: Source, spark: SparkSession, rows: int) -> float:
     """Seconds from the moment that the pipeline knows the table until its copy counts."""
     running = make_pipeline(source, spark)
-    began: list[float] = []
-
-    def watch() -> None:
-        wait_for(lambda: running.status().tables)
-        began.append(time.perf_counter())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    elapsed = clock_from(lambda: running.status().tables)
     with running:
         wait_for(lambda: _copied(running.status().tables), limit=600)
-        ended = time.perf_counter()
-    watcher.join()
+        seconds = elapsed()
     found = spark.read.format("delta").load(table_path(source)).count()
     assert found == rows, (found, rows)
-    return ended - began[0]
+    return seconds
 
 
 def _copied(tables: object) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks.measure import Measure, Ratio, ratio
+from benchmarks.measure import Measure, Ratio, clock_from, ratio
 from benchmarks.source import Source, fresh_source
 from penstock import Pipeline
 from penstock.destinations import DeltaDestination
@@ -66,19 +64,10 @@ def _catch_up(running: Pipeline, changes: int) -> float:
     The clock starts when the receiver streams: `pg_recvlogical` has no start-up to
     speak of, and a pipeline starts once and streams for months.
     """
-    began: list[float] = []
-
-    def watch() -> None:
-        wait_for(lambda: running.status().receiver.state is ReceiverState.STREAMING)
-        began.append(time.perf_counter())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    elapsed = clock_from(lambda: running.status().receiver.state is ReceiverState.STREAMING)
     with running:
         wait_for(lambda: _applied(running) >= changes, limit=600)
-        ended = time.perf_counter()
-    watcher.join()
-    return ended - began[0]
+        return elapsed()
 
 
 def _applied(running: Pipeline) -> int:

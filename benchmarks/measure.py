@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from penstock.testing.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,25 @@ def timed() -> Iterator[Timing]:
     start = time.perf_counter()
     yield timing
     timing.seconds = time.perf_counter() - start
+
+
+def clock_from(condition: Callable[[], object]) -> Callable[[], float]:
+    """A clock that starts when `condition` first holds; it tells the seconds since then."""
+    began: list[float] = []
+
+    def watch() -> None:
+        wait_for(condition)
+        began.append(time.perf_counter())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+
+    def elapsed() -> float:
+        now = time.perf_counter()
+        watcher.join()
+        return now - began[0]
+
+    return elapsed
 
 
 @dataclass(frozen=True)

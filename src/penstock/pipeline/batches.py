@@ -68,9 +68,6 @@ class BatchSize:
         else:
             self.bytes = max(self.bytes // 2, self._smallest)
 
-    def reset(self) -> None:
-        self.bytes = self._smallest
-
 
 class Gathering:
     """Lets a table wait for a larger batch while the journal is far behind the source.
