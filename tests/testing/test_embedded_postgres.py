@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,19 +17,13 @@ import pytest
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing import EmbeddedPostgres
+from penstock.testing.waiting import wait_for
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(tmp_path / "server", settings={"work_mem": "5MB"}) as server:
         yield server
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -82,7 +75,7 @@ def test_a_slot_in_use_does_not_keep_its_database(
     ):
         with own_server.connect() as connection:
             query = "SELECT count(active_pid) FROM pg_replication_slots"
-            wait_until(lambda: connection.execute(query).fetchone() == (1,))
+            wait_for(lambda: connection.execute(query).fetchone() == (1,), limit=30)
         own_server.drop_database("used")
         assert receiver.wait(30) != 0
 
@@ -189,7 +182,7 @@ def test_it_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
         pid, socket_directory = int(answer[0]), Path(answer[1])
         family = [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
         os.kill(owner.pid, signal.SIGKILL)
-    wait_until(lambda: all(is_gone(each) for each in family))
+    wait_for(lambda: all(is_gone(each) for each in family), limit=30)
     socket_directory.rmdir()  # empty, and the only thing left behind
 
 
