@@ -59,9 +59,19 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two lanes for `make test`: what shares the Spark session, and all the rest.
+
+    The rest waits for processes most of the time, and one core does for it.
+    """
+    for item in items:
+        lane = "spark" if "spark" in getattr(item, "fixturenames", ()) else "processes"
+        item.add_marker(pytest.mark.xdist_group(lane))
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that all tests share; one that kills its server makes its own."""
+    """A server that all tests of a lane share; one that kills its server makes its own."""
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 

@@ -19,7 +19,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -63,12 +63,19 @@ class _LifeOver(Exception):
 class Campaign:
     """Everything that a campaign needs, started on entry and stopped on exit.
 
-    `tell` gets a line for everything that happens. On success the directory is
-    removed, on failure the exception says where it is.
+    The writers change all tables of the workload; `tables` are those that are
+    published. `tell` gets a line for everything that happens. On success the
+    directory is removed, on failure the exception says where it is.
     """
 
-    def __init__(self, seed: int, tell: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        seed: int,
+        tell: Callable[[str], None] = print,
+        tables: Sequence[TableName] = TABLES,
+    ) -> None:
         self.seed = seed
+        self.tables = tables
         self.chance = random.Random(seed)
         self.kills: Counter[str] = Counter()
         self.transactions: Counter[str] = Counter()
@@ -90,7 +97,7 @@ class Campaign:
             self._server.start()
             self._server.create_database(_DATABASE)
             with self._server.connect(_DATABASE) as connection:
-                workload.create(connection)
+                workload.create(connection, self.tables)
             self._write_config()
             self._archive = JournalArchive(
                 self.directory / "journal",
@@ -287,7 +294,7 @@ class Campaign:
         with self._server.connect(_DATABASE) as connection:
             found = [
                 compare(connection, table, spark.read.format("delta").load(lake.path(table)))
-                for table in TABLES
+                for table in self.tables
             ]
         for each in found:
             self._say(f"{each.table}: {each.source_rows} rows, {'' if each.equal else 'NOT '}equal")
