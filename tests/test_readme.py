@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import load_config
+from penstock.spark.session import SHORT_LIVED
 from tests.conftest import Database
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +60,7 @@ def test_the_python_example_runs(database: Database, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={**os.environ},
+        env={**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED["spark.driver.extraJavaOptions"]},
         capture_output=True,
         text=True,
         timeout=300,

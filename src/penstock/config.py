@@ -147,6 +147,7 @@ class PipelineConfig(_Model):
     max_apply_workers: int = Field(4, gt=0)
     memory_backpressure: BackpressureConfig = BackpressureConfig()
     table_sync_copy: TableSyncCopy = TableSyncCopy()
+    schema_change_policy: Literal["follow", "additive", "freeze"] = "follow"
     invalidated_slot_behavior: Literal["error", "recreate"] = "error"
     on_unrepresentable: Literal["error", "null"] = "error"
     column_types: dict[str, dict[str, str]] = Field(default_factory=dict)

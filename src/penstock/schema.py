@@ -194,11 +194,16 @@ class TableSchema:
     def same_shape(self, other: TableSchema) -> bool:
         """Whether rows of both versions look alike (versions and names of types aside)."""
         return (
-            self.name == other.name
+            self.same_columns(other)
             and self.identity == other.identity
-            and [(c.name, c.number, c.type, c.key_position) for c in self.columns]
-            == [(c.name, c.number, c.type, c.key_position) for c in other.columns]
+            and [c.key_position for c in self.columns] == [c.key_position for c in other.columns]
         )
+
+    def same_columns(self, other: TableSchema) -> bool:
+        """Whether both have the same name and columns, whatever the key is."""
+        return self.name == other.name and [(c.name, c.number, c.type) for c in self.columns] == [
+            (c.name, c.number, c.type) for c in other.columns
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import queue
 import subprocess
 import sys
+import termios
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -73,16 +76,24 @@ WriteConfig = Callable[..., Path]
 class Running:
     """A command that is under way, and every process that came of it."""
 
-    def __init__(self, directory: Path, *arguments: str | Path) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str | Path, terminal: int | None = None
+    ) -> None:
         self._mark = f"PENSTOCK_TEST_{uuid.uuid4().hex}"
+        on_terminal: dict[str, Any] = {}
+        if terminal is not None:
+            # Of its own session, the terminal is its own too: Ctrl-C there is a SIGINT here.
+            acquire = functools.partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0)
+            on_terminal = {"start_new_session": True, "preexec_fn": acquire}
         self.process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             cwd=directory,
-            env={**os.environ, self._mark: "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            env={**os.environ, self._mark: "1", "COLUMNS": "100", "TERM": "xterm"},
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=subprocess.PIPE if terminal is None else terminal,
+            stderr=subprocess.PIPE if terminal is None else terminal,
             text=True,
+            **on_terminal,
         )
         self._printed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._said: list[str] = []
@@ -94,14 +105,12 @@ class Running:
             listener.start()
 
     def _take_stdout(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.process.stdout or ():
             self._printed.put(line)
         self._printed.put(None)
 
     def _take_stderr(self) -> None:
-        assert self.process.stderr is not None
-        self._said.extend(self.process.stderr)
+        self._said.extend(self.process.stderr or ())
 
     def lines(self) -> Iterator[str]:
         """What it prints from here on, line by line, as it comes."""

@@ -26,8 +26,8 @@ def start(penstock: Penstock) -> Iterator[Callable[..., Running]]:
     """Starts a command; whatever it left behind is ended after the test."""
     started: list[Running] = []
 
-    def start(*arguments: str | Path) -> Running:
-        started.append(Running(penstock.directory, *arguments))
+    def start(*arguments: str | Path, terminal: int | None = None) -> Running:
+        started.append(Running(penstock.directory, *arguments, terminal=terminal))
         return started[-1]
 
     yield start

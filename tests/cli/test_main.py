@@ -15,7 +15,7 @@ from penstock.cli.logs import JsonFormatter, TextFormatter
 from penstock.errors import ErrorKind, PenstockError
 from tests.cli.command import COMMAND, Penstock
 
-COMMANDS = ["demo", "run", "receive", "status", "doctor", "init"]
+COMMANDS = ["demo", "run", "receive", "status", "retry", "resync", "doctor", "init"]
 
 
 def test_the_version_is_printed(penstock: Penstock) -> None:

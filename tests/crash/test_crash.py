@@ -34,15 +34,21 @@ LIVES = (
             Kill(DRIVER, "copy_extracted", 2),
         )
     ),
-    Life((Kill(RECEIVER, "segment_written", 6), Kill(DRIVER, "files_moved", 2))),
-    Life((Kill(RECEIVER, "acknowledged", 6), Kill(DRIVER, "state_changed", 5))),
-    Life((Kill(RECEIVER, "manifest_created", 6), Kill(DRIVER, "batch_committed"))),
-    Life((Kill(POSTGRES, "batch_committed"), Kill(DRIVER, "cursor_moved", 5))),
+    Life((Kill(RECEIVER, "segment_written", 6), Kill(DRIVER, "state_changed", 5))),
+    Life((Kill(RECEIVER, "acknowledged", 6), Kill(DRIVER, "batch_committed"))),
+    Life(
+        (
+            Kill(RECEIVER, "manifest_created", 6),
+            Kill(POSTGRES, "batch_committed"),
+            Kill(DRIVER, "cursor_moved", 5),
+        )
+    ),
     Life(
         (
             Kill(POSTGRES, "snapshot_taken"),
             Kill(RECEIVER),
             Kill(POSTGRES),
+            Kill(RECEIVER),
             Kill(RECEIVER),
             Kill(MACHINE),
         ),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 import pytest
 
 from penstock import PgConnection, Pipeline, PipelineConfig
+from penstock.destinations import DeltaDestination
 from penstock.destinations.base import Destination
-from penstock.schema import Lsn, TableId
+from penstock.schema import Lsn, TableId, TableName
+from penstock.stores import SqlStore
 from penstock.stores.base import PipelineStore, Worker
 from tests.conftest import Database
 from tests.pipeline.doubles import RememberingStore, ScriptedDestination
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 120.0
 
@@ -95,6 +97,34 @@ class Source:
         return [rows[key] for key in sorted(rows)]
 
 
+class Lake:
+    """A Delta destination, a store on disk, and what the tables hold."""
+
+    def __init__(self, source: Source, spark: SparkSession, root: Path) -> None:
+        self.root = root
+        self.mode: Literal["mirror", "history"] = "mirror"
+        self._source = source
+        self._spark = spark
+
+    def pipeline(self, **settings: Any) -> Pipeline:
+        return self._source.pipeline(
+            store=SqlStore(f"sqlite:///{self.root}/store.db"),
+            destination=self.destination,
+            **settings,
+        )
+
+    @property
+    def destination(self) -> DeltaDestination:
+        return DeltaDestination(self.root / "lake", mode=self.mode)
+
+    def frame(self, table: str) -> DataFrame:
+        path = self.destination.path(TableName("public", table))
+        return self._spark.newSession().read.format("delta").load(path)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return [row.asDict() for row in self.frame(table).orderBy("id").collect()]
+
+
 @pytest.fixture
 def source(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Source]:
     source = Source(database, spark, tmp_path)
@@ -108,3 +138,8 @@ def source(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[
     for pipeline in source.started:
         pipeline.shutdown()
     source.connection.close()
+
+
+@pytest.fixture
+def lake(source: Source, spark: SparkSession, tmp_path: Path) -> Lake:
+    return Lake(source, spark, tmp_path)

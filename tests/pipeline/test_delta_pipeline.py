@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import Pipeline
-from penstock.destinations import DeltaDestination
 from penstock.pipeline import applier
-from penstock.schema import TableName
-from penstock.stores import SqlStore
-from tests.pipeline.conftest import TIMEOUT, Source
+from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-class Lake:
-    """A Delta destination, a store on disk, and what the tables hold."""
-
-    def __init__(self, source: Source, spark: SparkSession, root: Path) -> None:
-        self.root = root
-        self._source = source
-        self._spark = spark
-
-    def pipeline(self, **settings: Any) -> Pipeline:
-        return self._source.pipeline(
-            store=SqlStore(f"sqlite:///{self.root}/store.db"),
-            destination=self.destination,
-            **settings,
-        )
-
-    @property
-    def destination(self) -> DeltaDestination:
-        return DeltaDestination(self.root / "lake")
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        path = self.destination.path(TableName("public", table))
-        frame = self._spark.newSession().read.format("delta").load(path).orderBy("id")
-        return [row.asDict() for row in frame.collect()]
-
-
-@pytest.fixture
-def lake(source: Source, spark: SparkSession, tmp_path: Path) -> Lake:
-    return Lake(source, spark, tmp_path)
+    pass
 
 
 def test_delta_tables_equal_the_source_across_a_restart(source: Source, lake: Lake) -> None:

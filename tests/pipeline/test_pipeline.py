@@ -12,6 +12,7 @@ from penstock import Pipeline
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline import read_status
+from penstock.pipeline.requests import Action, Request, Requests
 from penstock.pipeline.status import TableFailure
 from penstock.schema import TableId
 from penstock.spark.extract import extract
@@ -179,9 +180,7 @@ def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source) -
     again.start()
     assert state(again, "a") == "errored"
     source.destination.before_write = lambda table: None
-    errored = source.store.get_table_state(oid(source, "a"))
-    assert isinstance(errored, Errored)
-    source.store.update_table_state(oid(source, "a"), errored.interrupted)
+    Requests(source.config().journal_path).add(Request(oid(source, "a"), Action.RETRY))
     wait_for(lambda: state(again, "a") == "ready")
     source.catch_up(again)
     assert source.mirrored("a") == source.rows("a")

@@ -183,6 +183,45 @@ def status(
     raise typer.Exit(show_status(config, as_json=as_json))
 
 
+Tables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLE]...", show_default=False, help="Tables, as in `status`."),
+]
+All = Annotated[bool, typer.Option("--all", help="Every table, instead of naming them.")]
+
+
+@app.command(
+    epilog="**Examples**\n\n"
+    "penstock retry penstock.yaml public.orders\n\n"
+    "penstock retry penstock.yaml --all"
+)
+def retry(config: Config, tables: Tables = None, every: All = False) -> None:
+    """Let tables that are set aside go on where the error stopped them.
+
+    Mend the cause first; **penstock status** names it. Works on a running pipeline,
+    within seconds, and on a stopped one, at its next start.
+    """
+    from penstock.cli.tables import Action, ask
+
+    raise typer.Exit(ask(config, Action.RETRY, tables or [], every=every))
+
+
+@app.command(
+    epilog="**Examples**\n\n"
+    "penstock resync penstock.yaml public.orders public.order_lines\n\n"
+    "penstock resync penstock.yaml --all"
+)
+def resync(config: Config, tables: Tables = None, every: All = False) -> None:
+    """Copy tables again, whatever state they are in.
+
+    Readers keep the old rows until the new copy replaces them in one commit. Works on a
+    running pipeline, within seconds, and on a stopped one, at its next start.
+    """
+    from penstock.cli.tables import Action, ask
+
+    raise typer.Exit(ask(config, Action.RESYNC, tables or [], every=every))
+
+
 @app.command(epilog="**Example**\n\npenstock doctor penstock.yaml && penstock run penstock.yaml")
 def doctor(
     config: Config,

@@ -13,26 +13,30 @@ from rich.text import Text
 from penstock.cli.exits import ExitCode
 from penstock.cli.run import build_store
 from penstock.cli.view import STATE_STYLES
-from penstock.config import load_config
+from penstock.config import FileConfig, load_config
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline import PipelineStatus, read_status
 
 
 def show_status(path: Path, *, as_json: bool) -> ExitCode:
     """Print where the pipeline stands."""
-    config = load_config(path)
+    status = stored_status(load_config(path), path)
+    if as_json:
+        typer.echo(json.dumps(status.to_json(), indent=2))
+    else:
+        _print(status)
+    return ExitCode.OK
+
+
+def stored_status(config: FileConfig, path: Path) -> PipelineStatus:
+    """Where the pipeline of a file stands, by what it has stored."""
     if config.store.type == "memory":
         raise PenstockError(
             ErrorKind.CONFIG,
             f"{path} keeps its store in memory, where nobody else can look into it",
             hint="set store.type to sql",
         )
-    status = read_status(config, build_store(config, create=False))
-    if as_json:
-        typer.echo(json.dumps(status.to_json(), indent=2))
-    else:
-        _print(status)
-    return ExitCode.OK
+    return read_status(config, build_store(config, create=False))
 
 
 def _print(status: PipelineStatus) -> None:

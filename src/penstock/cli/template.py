@@ -103,6 +103,10 @@ journal:
 # table_error_retry_max_delay_ms: 60000
 # table_error_retry_max_attempts: 8
 
+# What to do when a table is altered: follow, additive (only added columns), or freeze
+# (set it aside). A mirror follows by a new copy, during which the old one can be read.
+# schema_change_policy: follow
+
 # What to do when Postgres has dropped the slot's WAL: error, or recreate (copies again).
 # invalidated_slot_behavior: error
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.schema import Lsn, TableSchema
+from penstock.schema import ColumnSchema, Lsn, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
 
@@ -60,10 +60,53 @@ class SchemaChangeAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """From `old` to `new`; `new.version` is the position at which it begins."""
+    """From `old` to `new`; `new.version` is the position at which it begins.
+
+    A column is the same while its number is. One that was dropped and added
+    again under its old name is another, and counts as both.
+    """
 
     old: TableSchema
     new: TableSchema
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        return _only_in(self.new, self.old)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        return _only_in(self.old, self.new)
+
+    @property
+    def retyped(self) -> tuple[str, ...]:
+        before = {_identity(column): column.type for column in self.old.columns}
+        return tuple(
+            column.name
+            for column in self.new.columns
+            if before.get(_identity(column), column.type) != column.type
+        )
+
+    @property
+    def additive(self) -> bool:
+        """Whether everything is still there, under its name."""
+        return self.old.name == self.new.name and not self.dropped and not self.retyped
+
+    def __str__(self) -> str:
+        parts = [f"dropped {name}" for name in self.dropped]
+        parts += [f"added {name}" for name in self.added]
+        parts += [f"{name} has another type" for name in self.retyped]
+        if self.old.name != self.new.name:
+            parts.append(f"renamed to {self.new.name}")
+        return ", ".join(parts) or "key, replica identity or order of columns"
+
+
+def _identity(column: ColumnSchema) -> tuple[int, str]:
+    return column.number, column.name
+
+
+def _only_in(one: TableSchema, other: TableSchema) -> tuple[str, ...]:
+    known = set(map(_identity, other.columns))
+    return tuple(column.name for column in one.columns if _identity(column) not in known)
 
 
 class Destination(ABC):

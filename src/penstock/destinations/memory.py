@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from penstock.destinations.base import Destination, DestinationContext, WriteStatus
+from penstock.destinations.base import (
+    Destination,
+    DestinationContext,
+    SchemaChange,
+    SchemaChangeAction,
+    WriteStatus,
+)
 from penstock.errors import ErrorKind, PenstockError
 from penstock.events import Begin, Commit, Delete, Event, Insert, Relation, Row, Truncate, Update
 from penstock.schema import Lsn, TableId, TableName, TableSchema
@@ -49,6 +55,13 @@ class _Table:
                 return self.rows.pop(place)
         return {}
 
+    def _take_schema(self, schema: TableSchema) -> None:
+        """Have the rows under the key of another version."""
+        rows = [*self.by_key.values(), *self.rows]
+        self.schema, self.by_key, self.rows = schema, {}, []
+        for row in rows:
+            self.insert(row)
+
     def apply(self, event: Event) -> None:
         match event:
             case Insert(new=new):
@@ -70,7 +83,7 @@ class _Table:
                 self.rows.clear()
                 self.by_key.clear()
             case Relation(schema=schema):
-                self.schema = schema
+                self._take_schema(schema)
             case Begin() | Commit():
                 pass
 
@@ -135,6 +148,11 @@ class MemoryDestination(Destination):
                 table.events.append(event)
             table.position = max(batch.end, table.position or batch.end)
         return WriteStatus.DURABLE
+
+    def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
+        """Rows of other columns come with another copy."""
+        same = change.new.same_columns(change.old)
+        return SchemaChangeAction.CONTINUE if same else SchemaChangeAction.RESYNC
 
     def position(self, table: TableSchema) -> Lsn | None:
         with self._lock:

@@ -5,6 +5,7 @@
     <root>/segments/<oid>/<number>-<random>.parquet
     <root>/checkpoint.json         what removed manifests said that is still needed
     <root>/copies/<copy id>/...    files of copies under way (the copier's)
+    <root>/requests/<oid>.resync   what was asked of tables from outside (the pipeline's)
 
 One process appends (`JournalWriter`, the receiver), any number read (`Journal`).
 A reader keeps an index of the manifests in memory and `refresh`es it from the

@@ -15,7 +15,9 @@ applier for the next attempt.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.destinations.base import SchemaChange, SchemaChangeAction
@@ -44,7 +46,11 @@ RESYNC_HINT = "copy the table again: `penstock resync` it"
 
 
 class ResyncWanted(Exception):
-    """The destination wants the table copied again."""
+    """The destination wants the table copied again, because of a change."""
+
+    def __init__(self, change: SchemaChange) -> None:
+        super().__init__(str(change))
+        self.change = change
 
 
 class Applier:
@@ -67,6 +73,7 @@ class Applier:
         self._gathering = Gathering()
         self._deliveries = Deliveries(wake)
         self.schema = schema
+        self.adopted_at = time.monotonic()
         self.cursor = self.read_to = ZERO_LSN
         self._applied = applied
         self.batches = 0
@@ -236,34 +243,58 @@ class Applier:
                         position=run.end,
                     )
 
+    def follow(self, published: TableSchema) -> None:
+        """Take in a change of the table that no row has shown yet."""
+        if not self.pending:
+            self._change_schema(replace(published, version=self._context.journal.end))
+
     def _change_schema(self, new: TableSchema) -> None:
+        change = SchemaChange(self.schema, new)
+        self._require_allowed(change)
         # What was accepted belongs to the old shape: it must be safe, and behind
         # the cursor, before the shape changes, or a crash would replay it into
         # the new one.
         self.flush()
         self._record_version(new, MetadataStatus.APPLYING)
-        action = self._context.destination.change_schema(SchemaChange(self.schema, new))
+        action = self._context.destination.change_schema(change)
+        logger.info("table changed", extra=self._extra(change=str(change), action=action.value))
         match action:
             case SchemaChangeAction.CONTINUE:
                 self._record_version(new, MetadataStatus.APPLIED)
-                self.schema = new
+                self._adopt(new)
             case SchemaChangeAction.RESYNC:
-                raise ResyncWanted
+                raise ResyncWanted(change)
             case SchemaChangeAction.ERROR:
-                raise PenstockError(
-                    ErrorKind.SOURCE_SCHEMA,
-                    f"the table's columns changed ({_difference(self.schema, new)}), which the"
-                    " destination does not follow",
-                    hint=RESYNC_HINT,
-                    table=self.schema.name,
-                    position=new.version,
-                )
+                raise self._refusal(change, "which the destination does not follow", RESYNC_HINT)
+
+    def _require_allowed(self, change: SchemaChange) -> None:
+        policy = self._context.config.schema_change_policy
+        if policy == "freeze" or (policy == "additive" and not change.additive):
+            raise self._refusal(
+                change,
+                f"which schema_change_policy: {policy} does not allow",
+                "change it back and `penstock retry` the table, or `penstock resync` it to copy it"
+                " as it is now",
+            )
+
+    def _refusal(self, change: SchemaChange, why: str, hint: str) -> PenstockError:
+        return PenstockError(
+            ErrorKind.SOURCE_SCHEMA,
+            f"the table changed ({change}), {why}",
+            hint=hint,
+            table=self.schema.name,
+            position=change.new.version,
+        )
+
+    def _adopt(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self.adopted_at = time.monotonic()
 
     def _adopt_version(self, new: TableSchema) -> None:
         """Note a later version of the same shape; there is nothing to change for it."""
         if new.version > self.schema.version:
             self._record_version(new, MetadataStatus.APPLIED)
-            self.schema = new
+            self._adopt(new)
 
     def _record_version(self, schema: TableSchema, status: MetadataStatus) -> None:
         store = self._context.store
@@ -289,13 +320,3 @@ class Applier:
 
     def _extra(self, **fields: object) -> dict[str, object]:
         return {"table": str(self.schema.name), **fields}
-
-
-def _difference(old: TableSchema, new: TableSchema) -> str:
-    before, after = ({c.name: c.type for c in s.columns} for s in (old, new))
-    parts = [f"added {name}" for name in after if name not in before]
-    parts += [f"dropped {name}" for name in before if name not in after]
-    parts += [f"{n} has another type" for n in after if n in before and after[n] != before[n]]
-    if old.name != new.name:
-        parts.append(f"renamed to {new.name}")
-    return ", ".join(parts) or "key or replica identity"

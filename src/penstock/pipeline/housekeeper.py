@@ -7,6 +7,7 @@ from threading import Thread
 
 from penstock.errors import PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.requests import Requests
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 
@@ -16,7 +17,7 @@ _INTERVAL = 2.0
 
 
 class Housekeeper:
-    """Retires segments, and follows what others write into the store."""
+    """Retires segments, and does what is asked of tables from outside."""
 
     def __init__(
         self, context: PipelineContext, scheduler: Scheduler, retention: Retention
@@ -24,6 +25,7 @@ class Housekeeper:
         self._context = context
         self._scheduler = scheduler
         self._retention = retention
+        self._requests = Requests(context.journal.root)
         self._thread = Thread(target=self._run, name="penstock-housekeeper", daemon=True)
 
     def start(self) -> None:
@@ -40,7 +42,7 @@ class Housekeeper:
                 freed = self._retention.retire()
                 if freed:
                     logger.debug("journal retired", extra={"bytes": freed})
-                self._scheduler.follow_store()
+                self._scheduler.answer(self._requests)
             except (PenstockError, OSError) as error:
                 # Nothing is lost by keeping more; the tables' own work meets
                 # the same trouble and says so.

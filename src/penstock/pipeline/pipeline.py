@@ -226,7 +226,7 @@ class Pipeline:
         membership = watch.membership()
         if membership is not None:
             retention.note_membership(_ids(membership), membership.as_of)
-            scheduler.set_membership(membership.tables, before_slot=before_slot)
+            scheduler.set_membership(membership.tables, membership.read_at, before_slot=before_slot)
         housekeeper = Housekeeper(context, scheduler, retention)
         closing.callback(scheduler.stop)
         closing.callback(housekeeper.stop)
@@ -316,7 +316,7 @@ class Pipeline:
 def _join(membership: Membership, scheduler: Scheduler, retention: Retention) -> None:
     """Take in what the publication holds; retention last, so that nothing of a table
     goes that the scheduler does not know yet."""
-    scheduler.set_membership(membership.tables)
+    scheduler.set_membership(membership.tables, membership.read_at)
     retention.note_membership(_ids(membership), membership.as_of)
 
 

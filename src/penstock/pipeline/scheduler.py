@@ -18,10 +18,11 @@ from threading import Event, RLock, Thread
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import TableId
-from penstock.states import Errored, Init
+from penstock.states import Init
 
 logger = logging.getLogger("penstock.pipeline.scheduler")
 
@@ -73,9 +74,13 @@ class Scheduler:
             return sorted(self._tables.values(), key=lambda table: table.name)
 
     def set_membership(
-        self, published: Iterable[PublishedTable], *, before_slot: frozenset[TableId] = frozenset()
+        self,
+        published: Iterable[PublishedTable],
+        read_at: float,
+        *,
+        before_slot: frozenset[TableId] = frozenset(),
     ) -> None:
-        """Take in what the publication holds now.
+        """Take in what the publication held at a time (`time.monotonic()`).
 
         `before_slot` are tables that were in it before the slot existed.
         """
@@ -89,7 +94,7 @@ class Scheduler:
                 elif known.leaving:
                     continue  # it left and came back; added when it is gone
                 else:
-                    known.published = entry
+                    known.see(entry, read_at)
             for table_id, table in self._tables.items():
                 table.leaving |= table_id not in found
             for table_id in set(store.get_table_states()) - set(found) - set(self._tables):
@@ -104,13 +109,23 @@ class Scheduler:
             action()
             return True
 
-    def follow_store(self) -> None:
-        """Take in what another process did to tables that are set aside (`penstock retry`)."""
-        waiting = [table for table in self.tables() if isinstance(table.state, Errored)]
-        if waiting:
-            self._context.store.load_table_states()
-            for table in waiting:
-                self.between_jobs(table, table.reload)
+    def answer(self, requests: Requests) -> None:
+        """Do what was asked from outside, where no job is in the way; the rest comes later."""
+        for request in requests.pending():
+            with self._lock:
+                table = self._tables.get(request.table_id)
+                if table is None:
+                    logger.warning(
+                        "asked for a table that is not here",
+                        extra={"table": str(request.table_id), "action": str(request.action)},
+                    )
+                elif table.leaving or table.job is not None:
+                    continue
+                elif request.action is Action.RETRY:
+                    table.retry()
+                else:
+                    table.resync()
+            requests.done(request)
             self.wake()
 
     def _add(self, entry: PublishedTable, *, published_before: bool) -> None:

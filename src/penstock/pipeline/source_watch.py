@@ -29,10 +29,12 @@ _LOCK_TIMEOUT = "2s"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What the publication held; `as_of` is the journal's end before it was asked."""
+    """What the publication held; `as_of` is the journal's end before it was asked, and
+    `read_at` the time."""
 
     tables: tuple[PublishedTable, ...]
     as_of: Lsn
+    read_at: float
 
 
 class SourceWatch:
@@ -58,11 +60,11 @@ class SourceWatch:
     def membership(self) -> Membership | None:
         """Ask the publication now; None when there is none of that name."""
         config, session = self._context.config, self._connected()
-        as_of = self._context.journal.end
+        as_of, read_at = self._context.journal.end, time.monotonic()
         if not publication_exists(session, config.publication_name):
             return None
         tables = published_tables(session, config.publication_name, config.column_types)
-        return Membership(tuple(tables), as_of)
+        return Membership(tuple(tables), as_of, read_at)
 
     def _run(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from penstock.destinations.base import SchemaChange
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted
@@ -22,6 +23,7 @@ from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
 from penstock.pipeline.failures import errored, failure_of
 from penstock.pipeline.rates import Meter
+from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import (
@@ -37,9 +39,6 @@ from penstock.stores.base import MetadataStatus
 
 logger = logging.getLogger("penstock.pipeline.table")
 
-_MAINTENANCE_SECONDS = 30.0
-_QUIET_SECONDS = 2.0
-_MAINTENANCE_BATCHES = 64
 _STORE_PATIENCE = 5
 
 
@@ -67,10 +66,11 @@ class PipelineTable:
         self._session = context.spark.newSession()
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
-        self._maintained_at = time.monotonic()
-        self._maintained_batches = 0
+        self._upkeep = Upkeep()
         self._store_failures = 0
         self._worked_at = 0.0
+        self._seen_at = 0.0
+        self._copied_for: Lsn | None = None
         self.published = published
         self.state = state
         self.job: Job | None = None
@@ -100,11 +100,32 @@ class PipelineTable:
             state = state.interrupted
         if isinstance(state, Init | DataSync):
             return Job.COPY
-        if self._wants_maintenance():
+        if isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at):
             return Job.MAINTAIN
         if self._applier is None or isinstance(state, SyncDone) or self._applier.has_work:
             return Job.APPLY
-        return None
+        return Job.APPLY if self._drifted else None
+
+    def see(self, published: PublishedTable, read_at: float) -> None:
+        """Take in how the catalog describes the table, as it was read at a time."""
+        self.published = published
+        self._seen_at = read_at
+
+    @property
+    def _drifted(self) -> bool:
+        """Whether the table has changed in the catalog and nothing in the stream says so.
+
+        Postgres tells of a change with the next row that it sends; a table that
+        nobody writes to would stay as it was.
+        """
+        applier = self._applier
+        return (
+            applier is not None
+            and isinstance(self.state, Ready)
+            and self._seen_at > applier.adopted_at
+            and not applier.pending
+            and not self.published.schema.same_columns(applier.schema)
+        )
 
     @property
     def next_due(self) -> datetime | None:
@@ -177,15 +198,17 @@ class PipelineTable:
                     extra={"table": self.name, "reason": failure_of(error).loggable},
                 )
 
-    def reload(self) -> None:
-        """Follow a state that another process has stored (`penstock retry`, `resync`)."""
+    def retry(self) -> None:
+        """Go on where an error stopped the table; nothing where none did."""
         if isinstance(self.state, Errored):
-            stored = self._context.store.get_table_state(self.id)
-            if stored is not None and stored != self.state:
-                logger.info("state changed from outside", extra=self._extra(stored))
-                self.state = stored
-                self._attempts = 0
-                self._forget_applier()
+            self._attempts = 0
+            self.enter(self.state.interrupted)
+
+    def resync(self) -> None:
+        """Have the table copied again."""
+        self._attempts = 0
+        self._forget_applier()
+        self.enter(Init())
 
     def drop_changes(self, end: Lsn) -> None:
         """Give up a set-aside table's segments up to `end`; it is copied again when retried."""
@@ -230,9 +253,10 @@ class PipelineTable:
         before = applier.batches
         try:
             applier.step()
-        except ResyncWanted:
-            self._forget_applier()
-            self.enter(Init())
+            if self._drifted:
+                applier.follow(self.published.schema)
+        except ResyncWanted as wanted:
+            self._resync_for(wanted.change)
             return
         if applier.batches > before:
             self.batches += applier.batches - before
@@ -242,6 +266,18 @@ class PipelineTable:
         elif isinstance(self.state, SyncDone):
             self.enter(Ready(self.state.copy_id))
         self._succeeded()
+
+    def _resync_for(self, change: SchemaChange) -> None:
+        if self._copied_for == change.new.version:
+            # The copy was made after the change, and still does not have it.
+            raise PenstockError(
+                ErrorKind.INTERNAL,
+                f"the table was copied again because of a change ({change}), which the copy lacks",
+                hint="this is a defect of penstock; `penstock resync` the table, and report it",
+            )
+        self._copied_for = change.new.version
+        self._forget_applier()
+        self.enter(Init())
 
     def _synchronise(self, applier: Applier, position: Lsn) -> None:
         assert isinstance(self.state, FinishedCopy)
@@ -284,7 +320,7 @@ class PipelineTable:
         applier = self._applier
         if applier is None:
             return
-        self._maintained_batches = self.batches
+        batches = self.batches
         try:
             self._context.destination.maintain(applier.schema)
         except Exception as error:
@@ -294,16 +330,7 @@ class PipelineTable:
                 extra={"table": self.name, "reason": failure_of(error).loggable},
             )
         finally:
-            self._maintained_at = time.monotonic()
-
-    def _wants_maintenance(self) -> bool:
-        """Now and then, when the table is quiet; one that never is, after many batches."""
-        fresh = self.batches - self._maintained_batches
-        now = time.monotonic()
-        if fresh == 0 or now - self._maintained_at < _MAINTENANCE_SECONDS:
-            return False
-        quiet = now - self._worked_at >= _QUIET_SECONDS
-        return isinstance(self.state, Ready) and (quiet or fresh >= _MAINTENANCE_BATCHES)
+            self._upkeep.done(batches)
 
     def _succeeded(self) -> None:
         self._attempts = self._store_failures = 0

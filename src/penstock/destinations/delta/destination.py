@@ -11,7 +11,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from penstock.destinations.base import Destination, DestinationContext, WriteStatus
+from penstock.destinations.base import (
+    Destination,
+    DestinationContext,
+    SchemaChange,
+    SchemaChangeAction,
+    WriteStatus,
+)
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.failures import explained, is_conflict
@@ -191,6 +197,21 @@ class DeltaDestination(Destination):
         self._backlog.add(table.id)
         return WriteStatus.DURABLE
 
+    def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
+        """A mirror is copied again, and readers see the old table until the new one is there.
+
+        A history is never replaced: what it holds cannot be had again. It takes
+        new columns into `before` and `after`, and keeps those that are gone.
+        """
+        if change.new.same_columns(change.old):
+            return SchemaChangeAction.CONTINUE
+        if self.mode == "mirror":
+            return SchemaChangeAction.RESYNC
+        types = {column.name: column.type for column in change.old.columns}
+        fits = all(types.get(c.name, c.type) == c.type for c in change.new.columns)
+        same_place = self.path(change.old.name) == self.path(change.new.name)
+        return SchemaChangeAction.CONTINUE if fits and same_place else SchemaChangeAction.ERROR
+
     def _require_table(self, table: TableSchema, path: str) -> None:
         """Refuse to go on without the copy: an append would make a table of its own."""
         # Looking is quick on a local filesystem only.
@@ -209,7 +230,8 @@ class DeltaDestination(Destination):
         if self.mode == "mirror":
             Mirror(path, batch).apply()
         else:
-            batch.changes.write.format("delta").mode("append").save(path)
+            writer = batch.changes.write.format("delta").mode("append")
+            writer.option("mergeSchema", "true").save(path)
 
     def position(self, table: TableSchema) -> Lsn | None:
         copy_id = copy_id_of(self._context.store.get_table_state(table.id))

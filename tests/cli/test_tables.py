@@ -1,0 +1,89 @@
+"""`retry` and `resync`: what they ask for, and of which tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.requests import Action, Request, Requests
+from penstock.schema import ColumnSchema, TableId, TableName, TableSchema, ValueKind, ValueType
+from penstock.states import MANUAL, Errored, Ready
+from penstock.stores import SqlStore
+from tests.cli.command import Penstock, WriteConfig
+from tests.conftest import Database
+
+ORDERS, NOTES = TableId(16_400), TableId(16_401)
+
+
+@pytest.fixture
+def stopped(
+    penstock: Penstock, write_config: WriteConfig, database: Database
+) -> tuple[Path, Requests]:
+    """A pipeline that has run: one table is set aside, the other ready."""
+    config = write_config(database.dsn)
+    (penstock.directory / "journal").mkdir()
+    store = SqlStore(f"sqlite:///{penstock.directory}/store.db")
+    store.open("shop")
+    for table_id, name in ((ORDERS, "orders"), (NOTES, "notes")):
+        store.store_table_schema(schema(table_id, name))
+    store.update_table_state(ORDERS, Errored("broken", "mend it", MANUAL, Ready("c")))
+    store.update_table_state(NOTES, Ready("c"))
+    store.close()
+    return config, Requests(penstock.directory / "journal")
+
+
+def schema(table_id: TableId, name: str) -> TableSchema:
+    column = ColumnSchema("id", 1, ValueType(ValueKind.LONG), 20, key_position=0)
+    return TableSchema(table_id, TableName("public", name), (column,))
+
+
+@pytest.mark.parametrize("name", ["public.orders", "orders"])
+@pytest.mark.parametrize("action", list(Action))
+def test_a_table_is_asked_for(
+    penstock: Penstock, stopped: tuple[Path, Requests], action: Action, name: str
+) -> None:
+    config, requests = stopped
+    outcome = penstock(action, config, name)
+    assert outcome.code == 0, outcome.stderr
+    assert "public.orders" in outcome.stdout
+    assert "at the next start" in outcome.stdout
+    assert requests.pending() == [Request(ORDERS, action)]
+
+
+def test_only_what_is_set_aside_is_retried(
+    penstock: Penstock, stopped: tuple[Path, Requests]
+) -> None:
+    config, requests = stopped
+    outcome = penstock("retry", config, "notes")
+    assert outcome.code == 0
+    assert "nothing to retry" in outcome.stdout
+    assert requests.pending() == []
+    assert penstock("retry", config, "--all").code == 0
+    assert requests.pending() == [Request(ORDERS, Action.RETRY)]
+
+
+def test_every_table_is_copied_again(penstock: Penstock, stopped: tuple[Path, Requests]) -> None:
+    config, requests = stopped
+    assert penstock("resync", config, "--all").code == 0
+    assert requests.pending() == [Request(t, Action.RESYNC) for t in (ORDERS, NOTES)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["orderz"], "did you mean orders?"),
+        (["zzz"], "it has public.notes, public.orders"),
+        ([], "penstock resync"),
+        (["orders", "--all"], "penstock resync"),
+    ],
+)
+def test_wrong_names_are_refused_and_nothing_is_asked_for(
+    penstock: Penstock, stopped: tuple[Path, Requests], arguments: list[str], hint: str
+) -> None:
+    config, requests = stopped
+    outcome = penstock("resync", config, *arguments)
+    assert outcome.code == 2
+    assert len(outcome.errors) == 1
+    assert hint in outcome.hints[0]
+    assert requests.pending() == []

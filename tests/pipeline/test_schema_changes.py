@@ -1,0 +1,217 @@
+"""A table that changes while it is replicated: followed, or set aside with the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import Pipeline
+from penstock.destinations import MemoryDestination
+from penstock.pipeline.requests import Action, Request, Requests
+from penstock.pipeline.status import TableStatus
+from penstock.schema import TableId
+from penstock.testing.waiting import wait_for
+from tests.pipeline.conftest import TIMEOUT, Lake, Source
+
+
+def status_of(pipeline: Pipeline, table: str) -> TableStatus:
+    return next(each for each in pipeline.status().tables if each.name == f"public.{table}")
+
+
+def by_id(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(rows, key=lambda row: str(row["id"]))
+
+
+# Each makes values that no change in the stream tells of.
+CHANGES = (
+    "ALTER TABLE {t} ADD n integer NOT NULL DEFAULT 7",
+    "ALTER TABLE {t} ADD at timestamptz DEFAULT clock_timestamp()",
+    "ALTER TABLE {t} DROP v",
+    "ALTER TABLE {t} RENAME v TO w",
+    "ALTER TABLE {t} ALTER v TYPE integer USING length(v)",
+    "ALTER TABLE {t} DROP v, ADD v text DEFAULT 'new'",
+    "ALTER TABLE {t} ADD w text DEFAULT 'x'; ALTER TABLE {t} DROP v; ALTER TABLE {t} RENAME w TO v",
+)
+
+
+def test_changed_tables_are_followed_whether_or_not_they_are_written_to(source: Source) -> None:
+    quiet = [f"quiet_{n}" for n in range(2)]
+    busy = [f"busy_{n}" for n, _ in enumerate(CHANGES)]
+    for table in quiet + busy:
+        source.execute(
+            f"CREATE TABLE {table} AS SELECT * FROM a",
+            f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
+            f"ALTER PUBLICATION pub ADD TABLE {table}",
+        )
+    destination = MemoryDestination()
+
+    def differing() -> list[str]:
+        source.catch_up(pipeline)
+        return [
+            table
+            for table in quiet + busy
+            if by_id(destination.rows(f"public.{table}")) != by_id(source.rows(table))
+        ]
+
+    with source.pipeline(destination=destination) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        for table in quiet + busy:
+            change = CHANGES[int(table[-1])].format(t=table)
+            source.execute(f"INSERT INTO {table} VALUES (1000, 'before')", change)
+        for table in busy:
+            source.execute(
+                f"UPDATE {table} SET id = -id WHERE id % 7 = 0", f"DELETE FROM {table} WHERE id = 1"
+            )
+        wait_for(lambda: not differing(), "all tables to be as the source has them", TIMEOUT)
+        for table in quiet + busy:
+            source.execute(f"INSERT INTO {table} (id) VALUES (2000)")
+        assert differing() == []
+
+
+def test_changes_and_rows_between_them_in_one_transaction(source: Source) -> None:
+    destination = MemoryDestination()
+    with source.pipeline(destination=destination) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        with source.connection.transaction():
+            source.execute(
+                "INSERT INTO a VALUES (1001, 'old')",
+                "ALTER TABLE a ADD n integer DEFAULT 1",
+                "INSERT INTO a VALUES (1002, 'new', 2)",
+                "SAVEPOINT s",
+                "ALTER TABLE a DROP v",
+                "INSERT INTO a VALUES (1003, 3)",
+                "ROLLBACK TO s",
+                "UPDATE a SET n = 5 WHERE id < 10",
+                "ALTER TABLE a ALTER n TYPE bigint",
+                "INSERT INTO a VALUES (1004, 'last', 1::bigint << 40)",
+            )
+
+        def equal() -> bool:
+            source.catch_up(pipeline)
+            return by_id(destination.rows("public.a")) == by_id(source.rows("a"))
+
+        wait_for(equal, "the table to be as the source has it", TIMEOUT)
+
+
+def test_a_delta_table_follows_and_its_readers_never_miss_it(source: Source, lake: Lake) -> None:
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute(
+            "ALTER TABLE a ADD n integer DEFAULT 7, ALTER v TYPE integer USING length(v)",
+            "INSERT INTO a VALUES (1000, 1, 2)",
+        )
+        seen = []
+
+        def equal() -> bool:
+            seen.append(lake.frame("a").count())
+            source.catch_up(pipeline)
+            return lake.rows("a") == source.rows("a")
+
+        wait_for(equal, "the table to be as the source has it", TIMEOUT)
+        assert set(seen) <= {100, 101}
+        source.execute("UPDATE a SET n = NULL WHERE id = 5", "DELETE FROM a WHERE id = 6")
+        source.catch_up(pipeline)
+        assert lake.rows("a") == source.rows("a")
+
+
+def test_a_history_keeps_what_it_has_and_takes_new_columns(source: Source, lake: Lake) -> None:
+    lake.mode = "history"
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute(
+            "UPDATE a SET v = 'x' WHERE id = 1",
+            "ALTER TABLE a ADD n integer DEFAULT 7",
+            "INSERT INTO a VALUES (1000, 'y', 8)",
+            "ALTER TABLE a DROP v",
+            "DELETE FROM a WHERE id = 1000",
+            "INSERT INTO a VALUES (1001, 9)",
+        )
+        source.catch_up(pipeline)
+    changes = lake.frame("a").where("op != 'r'").orderBy("commit_lsn", "tx_ordinal").collect()
+    assert lake.frame("a").where("op = 'r'").count() == 100
+    assert [
+        (c.op, c.after and (c.after.id, c.after.v, c.after.n), c.before and c.before.id)
+        for c in changes
+    ] == [
+        ("u", (1, "x", None), None),
+        ("i", (1000, "y", 8), None),
+        ("d", None, 1000),
+        ("i", (1001, None, 9), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "change"),
+    [
+        ("freeze", "ALTER TABLE a ADD n integer"),
+        ("additive", "ALTER TABLE a DROP v"),
+        ("additive", "ALTER TABLE a RENAME v TO w"),
+        ("additive", "ALTER TABLE a ALTER v TYPE integer USING 1"),
+    ],
+)
+def test_what_the_policy_does_not_allow_sets_the_table_aside(
+    source: Source, policy: str, change: str
+) -> None:
+    destination = MemoryDestination()
+    settings = {"destination": destination, "schema_change_policy": policy}
+    with source.pipeline(**settings) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        before = destination.rows("public.a")
+        source.execute(change)
+        wait_for(lambda: status_of(pipeline, "a").error, "the table to be set aside", TIMEOUT)
+        error = status_of(pipeline, "a").error
+        assert error is not None
+        assert error.retry == "manual"
+        assert f"schema_change_policy: {policy}" in error.reason
+        assert "penstock resync" in error.solution
+        assert destination.rows("public.a") == before
+        assert status_of(pipeline, "b").error is None
+
+
+def test_an_addition_is_followed_where_only_additions_are(source: Source) -> None:
+    destination = MemoryDestination()
+    with source.pipeline(destination=destination, schema_change_policy="additive") as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("ALTER TABLE a ADD n integer DEFAULT 3")
+        wait_for(
+            lambda: by_id(destination.rows("public.a")) == by_id(source.rows("a")),
+            "the new column",
+            TIMEOUT,
+        )
+
+
+def test_another_key_needs_no_copy(source: Source) -> None:
+    destination = MemoryDestination()
+    with source.pipeline(destination=destination) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        copied = status_of(pipeline, "a").state
+        source.execute(
+            "ALTER TABLE a DROP CONSTRAINT a_pkey",
+            "ALTER TABLE a ADD PRIMARY KEY (v)",
+            "UPDATE a SET id = 5000 WHERE v = 'a7'",
+            "UPDATE a SET v = 'moved' WHERE v = 'a8'",
+            "DELETE FROM a WHERE v = 'a9'",
+        )
+        source.catch_up(pipeline)
+        assert by_id(destination.rows("public.a")) == by_id(source.rows("a"))
+        assert status_of(pipeline, "a").state == copied  # the copy's id is in it
+
+
+def test_a_table_is_copied_again_on_request_running_or_not(source: Source) -> None:
+    """Here because rows got lost at the destination, which no change would tell."""
+    destination = MemoryDestination()
+    requests = Requests(source.config().journal_path)
+    with source.pipeline(destination=destination) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        table = status_of(pipeline, "a")
+        destination._tables[table.id].by_key.clear()
+        requests.add(Request(table.id, Action.RESYNC))
+        requests.add(Request(TableId(1), Action.RESYNC))  # nobody's: no harm
+        wait_for(lambda: destination.rows("public.a"), "the copy", TIMEOUT)
+        wait_for(lambda: not requests.pending(), "both to be answered", TIMEOUT)
+        pipeline.wait_until_ready(TIMEOUT)
+        assert by_id(destination.rows("public.a")) == by_id(source.rows("a"))
+    destination._tables[table.id].by_key.clear()
+    requests.add(Request(table.id, Action.RESYNC))
+    with source.pipeline(destination=destination):
+        wait_for(lambda: destination.rows("public.a"), "the copy", TIMEOUT)
+        assert by_id(destination.rows("public.a")) == by_id(source.rows("a"))
