@@ -23,7 +23,8 @@ from penstock.journal.manifest import ChangeCounts, Defect
 from penstock.journal.segment import Chunk
 from penstock.postgres import pgoutput
 from penstock.postgres.libpq import CopyBuffer
-from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints, RelationMessage, ValueSlices
+from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints, ValueSlices
+from penstock.postgres.relation_message import RelationMessage, parse_relation
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn, decode
 from penstock.schema import (
@@ -38,6 +39,13 @@ from penstock.schema import (
 _INTEGERS = (ValueKind.SHORT, ValueKind.INTEGER, ValueKind.LONG)
 _OPERATIONS = pa.array(pgoutput.OPERATIONS)
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+_NONSENSE = {
+    pgoutput.UNKNOWN_TABLE: "a change of an unannounced table",
+    pgoutput.UNKNOWN_MESSAGE: "an unknown message",
+    pgoutput.CUT_SHORT: "a message that is cut short",
+    pgoutput.OUTSIDE: "a change outside a transaction",
+}
 
 Describe = Callable[[RelationMessage], TableSchema]
 
@@ -73,14 +81,22 @@ class ChangeDecoder:
     def decode(self, frames: CopyBuffer) -> Decoded:
         buffer = frames.data
         index, closed, ended = self._index(frames)
-        state = self._state
+        end, committed_at = self._closed() if ended else (None, None)
         return Decoded(
             closed=self._chunks(buffer, index.take(slice(0, closed))),
             open=self._chunks(buffer, index.take(slice(closed, None))),
-            end=Lsn(int(state[pgoutput.CLOSED_END])) if ended else None,
-            committed_at=_time(int(state[pgoutput.CLOSED_TS])) if ended else None,
-            in_transaction=bool(state[pgoutput.OPEN]),
+            end=end,
+            committed_at=committed_at,
+            in_transaction=bool(self._state[pgoutput.OPEN]),
         )
+
+    def _closed(self) -> tuple[Lsn, datetime]:
+        """End and time of the last commit."""
+        position, microseconds = map(int, self._state[[pgoutput.CLOSED_END, pgoutput.CLOSED_TS]])
+        try:
+            return Lsn(position), datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise self._nonsense("a commit at an impossible place or time") from error
 
     def _index(self, frames: CopyBuffer) -> tuple[ChangeIndex, int, bool]:
         """The changes of a buffer, how many are closed, and whether a commit was among them."""
@@ -101,22 +117,26 @@ class ChangeDecoder:
             if code == pgoutput.AT_RELATION:
                 start = int(ends[first - 1]) if first else 0
                 message = bytes(buffer[start + pgoutput.HEADER : ends[first]])
-                self._relation(pgoutput.parse_relation(message))
+                self._relation(self._parsed(message))
                 first += 1
             elif code == pgoutput.NO_ROOM:
                 index = _larger(index, used)
             else:
-                what = (
-                    "a change of an unannounced table"
-                    if code == pgoutput.UNKNOWN_TABLE
-                    else "an unknown message"
-                )
-                raise PenstockError(
-                    ErrorKind.DATA_DECODE,
-                    f"the replication stream makes no sense: {what}",
-                    hint="please report this as a bug of Penstock",
-                    position=Lsn(int(self._state[pgoutput.COMMIT_LSN])),
-                )
+                raise self._nonsense(_NONSENSE[code])
+
+    def _parsed(self, message: bytes) -> RelationMessage:
+        try:
+            return parse_relation(message)
+        except ValueError as error:
+            raise self._nonsense(str(error)) from error
+
+    def _nonsense(self, what: str) -> PenstockError:
+        return PenstockError(
+            ErrorKind.DATA_DECODE,
+            f"the replication stream makes no sense: {what}",
+            hint="please report this as a bug of Penstock",
+            position=Lsn(int(self._state[pgoutput.COMMIT_LSN]) % 2**64),
+        )
 
     def _relation(self, message: RelationMessage) -> None:
         described = self._describe(message)
@@ -153,10 +173,6 @@ def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
     return larger
 
 
-def _time(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
-
-
 def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
     """Decode the changes of one table."""
     width, height = len(schema.columns), len(index.slot)
@@ -173,6 +189,7 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
     unchanged, bad = pgoutput.locate_values(
         buffer,
         index.tuples,
+        index.limits,
         index.operation,
         index.old,
         width,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from penstock.config import PipelineConfig
 from penstock.postgres.catalog import table_schema, type_lookup
 from penstock.postgres.connection import Session
-from penstock.postgres.pgoutput import RelationColumn, RelationMessage
+from penstock.postgres.relation_message import RelationColumn, RelationMessage
 from penstock.postgres.types import override, resolve
 from penstock.schema import ColumnSchema, ReplicaIdentity, TableId, TableName, TableSchema
 

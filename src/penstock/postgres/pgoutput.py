@@ -53,14 +53,19 @@ OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, CLOSED_END, CLOSED_TS = range(7)
 POSTGRES_EPOCH_US = 946_684_800_000_000
 
 # Why `index_messages` stopped.
-AT_END, AT_RELATION, NO_ROOM, UNKNOWN_TABLE, UNKNOWN_MESSAGE = 0, 1, 2, -2, -3
+AT_END, AT_RELATION, NO_ROOM = 0, 1, 2
+UNKNOWN_TABLE, UNKNOWN_MESSAGE, CUT_SHORT, OUTSIDE = -2, -3, -4, -5
 
 # Tags of messages, tuples and values.
 _BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE = (ord(tag) for tag in "BCRYOM")
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(tag) for tag in "IUDT")
 _KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = (ord(tag) for tag in "KON")
-_TEXT, _NULL = (ord(tag) for tag in "tn")
+_TEXT, _NULL, _UNSENT = (ord(tag) for tag in "tnu")
 _XLOG_DATA, _KEEPALIVE = (ord(tag) for tag in "wk")
+
+# The least that messages have, from their tag on; a Truncate's tables and a change's
+# tuples come on top. A keepalive is a frame of its own.
+_CHANGE_SIZE, _BEGIN_SIZE, _COMMIT_SIZE, _TRUNCATE_SIZE, _KEEPALIVE_SIZE = 6, 21, 26, 6, 18
 
 
 def new_state() -> Ints:
@@ -70,12 +75,14 @@ def new_state() -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class ChangeIndex:
-    """Entries of the changes in a buffer, and how many of them are in closed transactions."""
+    """Entries of the changes in a buffer: `tuples` is where each one's tuples begin, and
+    `limits` where its message ends."""
 
     slot: Ints
     operation: Codes
     old: Codes
     tuples: Ints
+    limits: Ints
     commit_lsn: Ints
     commit_ts: Ints
     xid: Ints
@@ -89,7 +96,7 @@ class ChangeIndex:
         def codes() -> Codes:
             return np.empty(size, dtype=np.int8)
 
-        return cls(ints(), codes(), codes(), ints(), ints(), ints(), ints(), ints())
+        return cls(ints(), codes(), codes(), ints(), ints(), ints(), ints(), ints(), ints())
 
     def arrays(self) -> tuple[Any, ...]:
         return (
@@ -97,6 +104,7 @@ class ChangeIndex:
             self.operation,
             self.old,
             self.tuples,
+            self.limits,
             self.commit_lsn,
             self.commit_ts,
             self.xid,
@@ -108,54 +116,11 @@ class ChangeIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class RelationColumn:
-    name: str
-    type_oid: int
-    type_modifier: int
-    key: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RelationMessage:
-    """What Postgres says of a table before its first change."""
-
-    oid: int
-    schema: str
-    name: str
-    identity: str
-    columns: tuple[RelationColumn, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ValueSlices:
     """Where each column's text is: `[column, row]` starts and lengths into the buffer."""
 
     starts: Ints
     lengths: Lengths
-
-
-def parse_relation(message: bytes) -> RelationMessage:
-    """A Relation message, from its tag on."""
-    oid = int.from_bytes(message[1:5], "big")
-    schema, rest = _text(message[5:])
-    name, rest = _text(rest)
-    identity = chr(rest[0])
-    count = int.from_bytes(rest[1:3], "big")
-    rest = rest[3:]
-    columns = []
-    for _ in range(count):
-        key = bool(rest[0] & 1)
-        column, rest = _text(rest[1:])
-        type_oid = int.from_bytes(rest[0:4], "big")
-        modifier = int.from_bytes(rest[4:8], "big", signed=True)
-        columns.append(RelationColumn(column, type_oid, modifier, key))
-        rest = rest[8:]
-    return RelationMessage(oid, schema or "pg_catalog", name, identity, tuple(columns))
-
-
-def _text(data: bytes) -> tuple[str, bytes]:
-    text, _, rest = data.partition(b"\0")
-    return text.decode(), rest
 
 
 @kernel
@@ -181,6 +146,7 @@ def index_messages(
     operation: Codes,
     old: Codes,
     tuples: Ints,
+    limits: Ints,
     commit_lsn: Ints,
     commit_ts: Ints,
     xid: Ints,
@@ -190,6 +156,8 @@ def index_messages(
 
     `used` entries are there already. Returns (message it stopped at, entries,
     entries in closed transactions or -1 when none was closed, why it stopped).
+
+    Nothing is read behind a message's end, whatever the message says.
     """
     row = used
     closed = -1
@@ -198,11 +166,25 @@ def index_messages(
     capacity = slot.shape[0]
     for i in range(first, count):
         start = ends[i - 1] if i > 0 else 0
-        if buffer[start] != _XLOG_DATA:
+        end = ends[i]
+        if end <= start:
+            return i, row, closed, CUT_SHORT
+        if buffer[start] == _KEEPALIVE:
+            if end - start < _KEEPALIVE_SIZE:
+                return i, row, closed, CUT_SHORT
             continue
+        if buffer[start] != _XLOG_DATA:
+            return i, row, closed, UNKNOWN_MESSAGE
         at = start + HEADER
+        size = end - at
+        if size < 1:
+            return i, row, closed, CUT_SHORT
         kind = buffer[at]
         if kind in (_INSERT, _UPDATE, _DELETE):
+            if size < _CHANGE_SIZE:
+                return i, row, closed, CUT_SHORT
+            if state[OPEN] == 0:
+                return i, row, closed, OUTSIDE
             oid = _be(buffer, at + 1, 4)
             if oid != last_oid:
                 last_slot = np.int64(-1)
@@ -215,6 +197,7 @@ def index_messages(
                     return i, row, closed, UNKNOWN_TABLE
             slot[row] = last_slot
             tuples[row] = at + 5
+            limits[row] = end
             commit_lsn[row] = state[COMMIT_LSN]
             commit_ts[row] = state[COMMIT_TS]
             xid[row] = state[XID]
@@ -233,12 +216,18 @@ def index_messages(
                 operation[row] = DELETE
             row += 1
         elif kind == _BEGIN:
+            if size < _BEGIN_SIZE:
+                return i, row, closed, CUT_SHORT
             state[OPEN] = 1
             state[COMMIT_LSN] = _be(buffer, at + 1, 8)
             state[COMMIT_TS] = _be(buffer, at + 9, 8) + POSTGRES_EPOCH_US
             state[XID] = _be(buffer, at + 17, 4)
             state[ORDINAL] = 0
         elif kind == _COMMIT:
+            if size < _COMMIT_SIZE:
+                return i, row, closed, CUT_SHORT
+            if state[OPEN] == 0:
+                return i, row, closed, OUTSIDE
             state[OPEN] = 0
             state[CLOSED_END] = _be(buffer, at + 10, 8)
             state[CLOSED_TS] = _be(buffer, at + 18, 8) + POSTGRES_EPOCH_US
@@ -246,7 +235,13 @@ def index_messages(
         elif kind == _RELATION:
             return i, row, closed, AT_RELATION
         elif kind == _TRUNCATE:
+            if size < _TRUNCATE_SIZE:
+                return i, row, closed, CUT_SHORT
             relations = _be(buffer, at + 1, 4)
+            if size < _TRUNCATE_SIZE + 4 * relations:
+                return i, row, closed, CUT_SHORT
+            if state[OPEN] == 0:
+                return i, row, closed, OUTSIDE
             if row + relations + count - i > capacity:
                 # The entries after this message need their room too.
                 return i, row, closed, NO_ROOM
@@ -260,7 +255,7 @@ def index_messages(
                 if found < 0:
                     return i, row, closed, UNKNOWN_TABLE
                 slot[row] = found
-                tuples[row] = -1
+                tuples[row] = limits[row] = -1
                 commit_lsn[row] = state[COMMIT_LSN]
                 commit_ts[row] = state[COMMIT_TS]
                 xid[row] = state[XID]
@@ -282,7 +277,8 @@ def newest_keepalive(buffer: Bytes, ends: Ints, first: int, count: int) -> tuple
     wanted = False
     for i in range(first, count):
         start = ends[i - 1] if i > 0 else 0
-        if buffer[start] == _KEEPALIVE:
+        # One that is cut short is told of by whoever decodes the frames.
+        if ends[i] - start >= _KEEPALIVE_SIZE and buffer[start] == _KEEPALIVE:
             position = max(position, _be(buffer, start + 1, 8))
             wanted = wanted or buffer[start + 17] != 0
     return position, wanted
@@ -292,6 +288,7 @@ def newest_keepalive(buffer: Bytes, ends: Ints, first: int, count: int) -> tuple
 def locate_values(
     buffer: Bytes,
     tuples: Ints,
+    limits: Ints,
     operation: Codes,
     old: Codes,
     columns: int,
@@ -309,46 +306,54 @@ def locate_values(
     unchanged = 0
     with_old = old_starts.shape[0] > 0
     for row in range(tuples.shape[0]):
-        at = tuples[row]
+        at, end = tuples[row], limits[row]
         if with_old:
             for c in range(columns):
                 old_lengths[c, row] = NULL
                 old_starts[c, row] = 0
         if old[row] != OLD_ABSENT:
-            count = _be(buffer, at + 1, 2)
-            if count != columns:
+            if at + 3 > end or _be(buffer, at + 1, 2) != columns:
                 return unchanged, row
             at += 3
             for c in range(columns):
+                if at >= end:
+                    return unchanged, row
                 kind = buffer[at]
                 at += 1
                 if kind == _TEXT:
-                    size = _be(buffer, at, 4)
+                    size = _be(buffer, at, 4) if at + 4 <= end else end
+                    if at + 4 + size > end:
+                        return unchanged, row
                     old_starts[c, row] = at + 4
                     old_lengths[c, row] = size
                     at += 4 + size
+                elif kind not in (_NULL, _UNSENT):
+                    return unchanged, row
         if operation[row] >= DELETE:
             for c in range(columns):
                 starts[c, row] = 0
                 lengths[c, row] = NULL
             continue
-        if buffer[at] != _NEW_TUPLE:
-            return unchanged, row
-        count = _be(buffer, at + 1, 2)
-        if count != columns:
+        if at + 3 > end or buffer[at] != _NEW_TUPLE or _be(buffer, at + 1, 2) != columns:
             return unchanged, row
         at += 3
         for c in range(columns):
+            if at >= end:
+                return unchanged, row
             kind = buffer[at]
             at += 1
             if kind == _TEXT:
-                size = _be(buffer, at, 4)
+                size = _be(buffer, at, 4) if at + 4 <= end else end
+                if at + 4 + size > end:
+                    return unchanged, row
                 starts[c, row] = at + 4
                 lengths[c, row] = size
                 at += 4 + size
             elif kind == _NULL:
                 starts[c, row] = 0
                 lengths[c, row] = NULL
+            elif kind != _UNSENT:
+                return unchanged, row
             elif old[row] == OLD_FULL and old_lengths[c, row] >= 0:
                 starts[c, row] = old_starts[c, row]
                 lengths[c, row] = old_lengths[c, row]
@@ -383,6 +388,15 @@ def warm_up() -> None:
     starts, lengths = np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int32)
     none = index.take(slice(0, 0))
     locate_values(
-        buffer, none.tuples, none.operation, none.old, 1, starts, lengths, starts, lengths
+        buffer,
+        none.tuples,
+        none.limits,
+        none.operation,
+        none.old,
+        1,
+        starts,
+        lengths,
+        starts,
+        lengths,
     )
     list_unchanged(lengths, np.zeros(1, np.int32), nothing)
