@@ -1,4 +1,4 @@
-"""`make soak`: a hundred kills, compared every ten or so, and SOAK.md.
+"""`make soak`: a hundred kills, compared every twenty or so, and SOAK.md.
 
 python -m benchmarks.soak                        a hundred kills
 python -m benchmarks.soak --kills 500 --seed 7   more, and the same plan again
@@ -28,7 +28,7 @@ from penstock.testing.workload import TABLES
 PATH = Path(__file__).parent / "SOAK.md"
 
 _KILLS = 100
-_COMPARED_EVERY = 10
+_COMPARED_EVERY = 20
 
 _FIRST = Life(
     (
@@ -100,7 +100,7 @@ def write_results(
         "# Soak results",
         "",
         "Made by `make soak`: receiver, driver and Postgres are killed under a random workload, at",
-        "failpoints around every durable step and at random moments. Every ten kills or so the",
+        "failpoints around every durable step and at random moments. Every twenty kills or so the",
         "pipeline catches up and all tables are compared with the source, row by row.",
         "",
         f"- result: every table equal in each of {compared} comparisons; manifests contiguous, no",
