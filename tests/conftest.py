@@ -59,6 +59,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two lanes for `make test`: what shares the Spark session, and all the rest.
 

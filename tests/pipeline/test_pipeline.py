@@ -402,7 +402,7 @@ def test_a_set_aside_table_that_holds_too_much_is_copied_again(source: Source) -
     assert stored.interrupted == Init()
     wait_for(lambda: pipeline.status().table("public.b").pending_bytes == 0)
     source.destination.before_write = lambda table: None
-    source.store.update_table_state(oid(source, "b"), stored.interrupted)
+    Requests(source.config().journal_path).add(Request(oid(source, "b"), Action.RETRY))
     wait_for(lambda: state(pipeline, "b") == "ready")
     source.catch_up(pipeline)
     assert source.mirrored("b") == source.rows("b")
