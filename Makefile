@@ -40,8 +40,8 @@ check-java:
 demo: check-java setup  ## replicate a small shop into ./demo-lake, live
 	$(BIN)/penstock demo
 
-test: check-java setup  ## run the tests, in two lanes (one: make test ARGS='-n 0 ...')
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+test: check-java setup  ## run the tests, in two processes (one: make test ARGS='-n 0 ...')
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: setup  ## check lint and format
 	$(BIN)/ruff check .

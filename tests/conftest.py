@@ -59,20 +59,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.add_cleanup(lambda: shutil.rmtree(root, ignore_errors=True))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two lanes for `make test`: what shares the Spark session, and all the rest.
-
-    The rest waits for processes most of the time, and one core does for it.
-    """
-    for item in items:
-        lane = "spark" if "spark" in getattr(item, "fixturenames", ()) else "processes"
-        item.add_marker(pytest.mark.xdist_group(lane))
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that all tests of a lane share; one that kills its server makes its own."""
+    """A server that all tests of a worker share; one that kills its server makes its own."""
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
         yield server
 
@@ -88,7 +77,7 @@ def database(server: EmbeddedPostgres) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The Spark session of all tests, as penstock builds it, on two cores."""
+    """The Spark session of all tests of a worker, as penstock builds it, on two cores."""
     from penstock.spark.session import build_session
 
     warehouse: Path = tmp_path_factory.mktemp("warehouse")

@@ -38,8 +38,9 @@ def schema(table_id: TableId, name: str) -> TableSchema:
     return TableSchema(table_id, TableName("public", name), (column,))
 
 
-@pytest.mark.parametrize("name", ["public.orders", "orders"])
-@pytest.mark.parametrize("action", list(Action))
+@pytest.mark.parametrize(
+    ("action", "name"), [(Action.RETRY, "public.orders"), (Action.RESYNC, "orders")]
+)
 def test_a_table_is_asked_for(
     penstock: Penstock, stopped: tuple[Path, Requests], action: Action, name: str
 ) -> None:
@@ -73,7 +74,6 @@ def test_every_table_is_copied_again(penstock: Penstock, stopped: tuple[Path, Re
     ("arguments", "hint"),
     [
         (["orderz"], "did you mean orders?"),
-        (["zzz"], "it has public.notes, public.orders"),
         ([], "penstock resync"),
         (["orders", "--all"], "penstock resync"),
     ],

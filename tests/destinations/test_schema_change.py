@@ -1,0 +1,58 @@
+"""What a schema change says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.destinations.base import SchemaChange
+from penstock.schema import ColumnSchema, TableId, TableName, TableSchema, ValueKind, ValueType
+
+LONG, INTEGER = ValueType(ValueKind.LONG), ValueType(ValueKind.INTEGER)
+
+
+def table(*columns: ColumnSchema, name: str = "t") -> TableSchema:
+    return TableSchema(TableId(1), TableName("public", name), columns)
+
+
+ID = ColumnSchema("id", 1, LONG, 20, key_position=0)
+A, B = (ColumnSchema(name, n, INTEGER, 23) for name, n in (("a", 2), ("b", 3)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told", "additive"),
+    [
+        (table(ID, A), table(ID, A, B), "added b", True),
+        (table(ID, A, B), table(ID, A), "dropped b", False),
+        (
+            table(ID, A),
+            table(ID, ColumnSchema("b", 2, INTEGER, 23)),
+            "dropped a, added b",
+            False,
+        ),
+        (
+            table(ID, A),
+            table(ID, ColumnSchema("a", 2, LONG, 20)),
+            "a has another type",
+            False,
+        ),
+        (
+            table(ID, A),
+            table(ID, ColumnSchema("a", 4, INTEGER, 23)),
+            "dropped a, added a",
+            False,
+        ),
+        (table(ID, A), table(ID, A, name="u"), "renamed to public.u", False),
+        (
+            table(ID, A),
+            table(ColumnSchema("id", 1, LONG, 20), A),
+            "key, replica identity or order of columns",
+            True,
+        ),
+    ],
+)
+def test_a_change_says_what_it_is(
+    old: TableSchema, new: TableSchema, told: str, additive: bool
+) -> None:
+    change = SchemaChange(old, new)
+    assert str(change) == told
+    assert change.additive is additive
