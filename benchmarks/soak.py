@@ -48,12 +48,12 @@ def random_life(chance: random.Random) -> Life:
     kills = []
     receiving: Sequence[str | None] = (None, *_RECEIVING)
     if chance.random() < 0.7:
-        kills.append(Kill(Victim.RECEIVER, chance.choice(receiving), chance.randint(3, 15)))
+        kills.append(Kill(Victim.RECEIVER, chance.choice(receiving), chance.randint(2, 8)))
         receiving = (None,)  # one failpoint of its a life
     applying = chance.sample(_APPLYING, len(_APPLYING))
     if chance.random() < 0.6:
         failpoint = chance.choice([*receiving, applying.pop()])
-        kills.append(Kill(Victim.POSTGRES, failpoint, chance.randint(1, 6)))
+        kills.append(Kill(Victim.POSTGRES, failpoint, chance.randint(1, 3)))
     chance.shuffle(kills)
     if chance.random() < 0.5:
         # One copy is made, so its failpoints are passed once and its states four times.
@@ -62,7 +62,7 @@ def random_life(chance: random.Random) -> Life:
         last = Kill(Victim.DRIVER, failpoint, passage)
         return Life((*kills, last), rejoin=chance.choice(TABLES))
     if chance.random() < 0.6:
-        last = Kill(Victim.DRIVER, applying.pop(), chance.randint(7, 15))
+        last = Kill(Victim.DRIVER, applying.pop(), chance.randint(4, 8))
     else:
         last = Kill(chance.choice([Victim.DRIVER, Victim.MACHINE]))
     return Life((*kills, last))

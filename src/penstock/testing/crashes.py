@@ -134,6 +134,8 @@ class Campaign:
 
     def live(self, life: Life) -> None:
         """Live through one life, to its end."""
+        if self._driver.alive:
+            self._driver.stop()  # it has lived on through a comparison
         self._work()
         before = self._driver.mark
         stops = (kill for kill in life.kills if kill.victim is Victim.POSTGRES and kill.failpoint)
@@ -270,13 +272,17 @@ class Campaign:
             status = self._driver.status
             return status is None or any(t["name"] == str(table) for t in status["tables"])
 
-        statement = f"ALTER PUBLICATION {PUBLICATION} {{}} TABLE {table.quoted}"
-        with self._server.connect(_DATABASE) as connection:
-            if self._outside is None:
-                connection.execute(statement.format("DROP").encode())
-                self._outside = table
-            self._wait(lambda: not known(), f"{table} to leave")
-            connection.execute(statement.format("ADD").encode())
+        def publish(action: str) -> None:
+            # In a connection of its own: Postgres may die while one waits in between.
+            with self._server.connect(_DATABASE) as connection:
+                statement = f"ALTER PUBLICATION {PUBLICATION} {action} TABLE {table.quoted}"
+                connection.execute(statement.encode())
+
+        if self._outside is None:
+            publish("DROP")
+            self._outside = table
+        self._wait(lambda: not known(), f"{table} to leave")
+        publish("ADD")
         self._outside = None
         self._say(f"{table} left the publication and came back")
 
