@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.cli.command import Penstock, Running
 
@@ -86,9 +85,7 @@ def test_the_demo_without_java(penstock: Penstock) -> None:
     assert penstock.files() == set()
 
 
-def test_on_a_terminal_the_demo_draws_a_live_table_until_ctrl_c(
-    tmp_path: Path, start: Start
-) -> None:
+def test_on_a_terminal_the_demo_draws_a_live_table_until_ctrl_c(start: Start) -> None:
     terminal, end = pty.openpty()
     running = start("demo", "--seconds", "600", terminal=end)
     os.close(end)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import Pipeline
 from penstock.destinations import MemoryDestination
 from penstock.pipeline.requests import Action, Request, Requests
-from penstock.pipeline.status import TableStatus
 from penstock.schema import TableId
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
-
-
-def status_of(pipeline: Pipeline, table: str) -> TableStatus:
-    return next(each for each in pipeline.status().tables if each.name == f"public.{table}")
 
 
 def by_id(rows: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -155,14 +149,16 @@ def test_what_the_policy_does_not_allow_sets_the_table_aside(
         pipeline.wait_until_ready(TIMEOUT)
         before = destination.rows("public.a")
         source.execute(change)
-        wait_for(lambda: status_of(pipeline, "a").error, "the table to be set aside", TIMEOUT)
-        error = status_of(pipeline, "a").error
+        wait_for(
+            lambda: pipeline.status().table("public.a").error, "the table to be set aside", TIMEOUT
+        )
+        error = pipeline.status().table("public.a").error
         assert error is not None
         assert error.retry == "manual"
         assert f"schema_change_policy: {policy}" in error.reason
         assert "penstock resync" in error.solution
         assert destination.rows("public.a") == before
-        assert status_of(pipeline, "b").error is None
+        assert pipeline.status().table("public.b").error is None
 
 
 def test_an_addition_is_followed_where_only_additions_are(source: Source) -> None:
@@ -181,7 +177,7 @@ def test_another_key_needs_no_copy(source: Source) -> None:
     destination = MemoryDestination()
     with source.pipeline(destination=destination) as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
-        copied = status_of(pipeline, "a").state
+        copied = pipeline.status().table("public.a").state
         source.execute(
             "ALTER TABLE a DROP CONSTRAINT a_pkey",
             "ALTER TABLE a ADD PRIMARY KEY (v)",
@@ -191,7 +187,7 @@ def test_another_key_needs_no_copy(source: Source) -> None:
         )
         source.catch_up(pipeline)
         assert by_id(destination.rows("public.a")) == by_id(source.rows("a"))
-        assert status_of(pipeline, "a").state == copied  # the copy's id is in it
+        assert pipeline.status().table("public.a").state == copied  # the copy's id is in it
 
 
 def test_a_table_is_copied_again_on_request_running_or_not(source: Source) -> None:
@@ -200,7 +196,7 @@ def test_a_table_is_copied_again_on_request_running_or_not(source: Source) -> No
     requests = Requests(source.config().journal_path)
     with source.pipeline(destination=destination) as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
-        table = status_of(pipeline, "a")
+        table = pipeline.status().table("public.a")
         destination._tables[table.id].by_key.clear()
         requests.add(Request(table.id, Action.RESYNC))
         requests.add(Request(TableId(1), Action.RESYNC))  # nobody's: no harm

@@ -201,7 +201,8 @@ def retry(config: Config, tables: Tables = None, every: All = False) -> None:
     Mend the cause first; **penstock status** names it. Works on a running pipeline,
     within seconds, and on a stopped one, at its next start.
     """
-    from penstock.cli.tables import Action, ask
+    from penstock.cli.tables import ask
+    from penstock.pipeline.requests import Action
 
     raise typer.Exit(ask(config, Action.RETRY, tables or [], every=every))
 
@@ -217,7 +218,8 @@ def resync(config: Config, tables: Tables = None, every: All = False) -> None:
     Readers keep the old rows until the new copy replaces them in one commit. Works on a
     running pipeline, within seconds, and on a stopped one, at its next start.
     """
-    from penstock.cli.tables import Action, ask
+    from penstock.cli.tables import ask
+    from penstock.pipeline.requests import Action
 
     raise typer.Exit(ask(config, Action.RESYNC, tables or [], every=every))
 

@@ -15,8 +15,6 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline import PipelineStatus, TableStatus
 from penstock.pipeline.requests import Action, Request, Requests
 
-__all__ = ["Action", "ask"]
-
 
 def ask(path: Path, action: Action, names: Sequence[str], *, every: bool) -> ExitCode:
     """Ask for an action on the tables named, or on every table that it can be done to."""

@@ -119,12 +119,8 @@ class Scheduler:
                         "asked for a table that is not here",
                         extra={"table": str(request.table_id), "action": str(request.action)},
                     )
-                elif table.leaving or table.job is not None:
+                elif table.leaving or not self.between_jobs(table, _answer(table, request.action)):
                     continue
-                elif request.action is Action.RETRY:
-                    table.retry()
-                else:
-                    table.resync()
             requests.done(request)
             self.wake()
 
@@ -200,3 +196,7 @@ class Scheduler:
         if not isinstance(error, PenstockError):
             error = PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}")
         self._on_failure(error)
+
+
+def _answer(table: PipelineTable, action: Action) -> Callable[[], None]:
+    return table.retry if action is Action.RETRY else table.resync

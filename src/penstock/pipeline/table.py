@@ -70,6 +70,7 @@ class PipelineTable:
         self._store_failures = 0
         self._worked_at = 0.0
         self._seen_at = 0.0
+        self._differs = False
         self._copied_for: Lsn | None = None
         self.published = published
         self.state = state
@@ -109,6 +110,8 @@ class PipelineTable:
     def see(self, published: PublishedTable, read_at: float) -> None:
         """Take in how the catalog describes the table, as it was read at a time."""
         self.published = published
+        applier = self._applier
+        self._differs = applier is not None and not published.schema.same_columns(applier.schema)
         self._seen_at = read_at
 
     @property
@@ -121,10 +124,10 @@ class PipelineTable:
         applier = self._applier
         return (
             applier is not None
-            and isinstance(self.state, Ready)
+            and self._differs
             and self._seen_at > applier.adopted_at
+            and isinstance(self.state, Ready)
             and not applier.pending
-            and not self.published.schema.same_columns(applier.schema)
         )
 
     @property
