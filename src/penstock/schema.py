@@ -163,14 +163,48 @@ class ReplicaIdentity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DdlNote:
+    """What the source said of the statement that began a version (see `postgres.ddl`).
+
+    `xid` is its transaction. `rewritten` says that rows which were there may hold other
+    values since, `recast` that values of columns with another type were cast to it, and
+    nothing else; `fills` what rows show in columns that are new, by number and as text:
+    a new column that is not among them is NULL there.
+    """
+
+    xid: int
+    rewritten: bool = False
+    recast: bool = False
+    fills: tuple[tuple[int, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "xid": self.xid,
+            "rewritten": self.rewritten,
+            "recast": self.recast,
+            "fills": list(self.fills),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        fills = tuple((number, text) for number, text in data["fills"])
+        return cls(data["xid"], data["rewritten"], data["recast"], fills)
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
-    """One version of one table; `columns` are the published ones, in their order."""
+    """One version of one table; `columns` are the published ones, in their order.
+
+    `note` is there when the source announced the version; without it the version was
+    worked out from the catalog or from what the stream sends.
+    """
 
     id: TableId
     name: TableName
     columns: tuple[ColumnSchema, ...]
     identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
     version: Lsn = field(default=ZERO_LSN)
+    note: DdlNote | None = None
 
     @property
     def key(self) -> tuple[ColumnSchema, ...]:
@@ -199,6 +233,12 @@ class TableSchema:
             and [c.key_position for c in self.columns] == [c.key_position for c in other.columns]
         )
 
+    def same_types(self, other: TableSchema) -> bool:
+        """Whether Postgres, too, has the columns of both under the same types."""
+        return [(c.type_oid, c.type_modifier) for c in self.columns] == [
+            (c.type_oid, c.type_modifier) for c in other.columns
+        ]
+
     def same_columns(self, other: TableSchema) -> bool:
         """Whether both have the same name and columns, whatever the key is."""
         return self.name == other.name and [(c.name, c.number, c.type) for c in self.columns] == [
@@ -213,14 +253,17 @@ class TableSchema:
             "identity": str(self.identity),
             "version": str(self.version),
             "columns": [column.to_json() for column in self.columns],
+            "note": self.note.to_json() if self.note else None,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
+        note = data.get("note")
         return cls(
             TableId(data["oid"]),
             TableName(data["schema"], data["name"]),
             tuple(ColumnSchema.from_json(column) for column in data["columns"]),
             ReplicaIdentity(data["identity"]),
             Lsn.parse(data["version"]),
+            DdlNote.from_json(note) if note else None,
         )

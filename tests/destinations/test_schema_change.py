@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.destinations.base import SchemaChange
-from penstock.schema import ColumnSchema, TableId, TableName, TableSchema, ValueKind, ValueType
+from penstock.schema import (
+    ColumnSchema,
+    DdlNote,
+    TableId,
+    TableName,
+    TableSchema,
+    ValueKind,
+    ValueType,
+)
 
 LONG, INTEGER = ValueType(ValueKind.LONG), ValueType(ValueKind.INTEGER)
 
@@ -26,7 +36,7 @@ A, B = (ColumnSchema(name, n, INTEGER, 23) for name, n in (("a", 2), ("b", 3)))
         (
             table(ID, A),
             table(ID, ColumnSchema("b", 2, INTEGER, 23)),
-            "dropped a, added b",
+            "renamed a to b",
             False,
         ),
         (
@@ -42,6 +52,18 @@ A, B = (ColumnSchema(name, n, INTEGER, 23) for name, n in (("a", 2), ("b", 3)))
             False,
         ),
         (table(ID, A), table(ID, A, name="u"), "renamed to public.u", False),
+        (
+            table(ID, A),
+            table(ID, ColumnSchema("b", -2, INTEGER, 23)),  # whose number is not known
+            "dropped a, added b",
+            False,
+        ),
+        (
+            table(ID, A),
+            replace(table(ID, A), note=DdlNote(1, rewritten=True)),
+            "its rows were rewritten",
+            True,
+        ),
         (
             table(ID, A),
             table(ColumnSchema("id", 1, LONG, 20), A),

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.decoder import ChangeDecoder, Decoded
+from penstock.postgres.ddl import Announcement
 from penstock.postgres.libpq import CopyBuffer
 from penstock.postgres.pgoutput import newest_keepalive
 from penstock.postgres.relation_message import RelationMessage
 from penstock.schema import (
+    STRING,
     ColumnSchema,
     ReplicaIdentity,
     TableId,
@@ -36,13 +38,20 @@ KINDS = (ValueKind.LONG, ValueKind.STRING, ValueKind.TIMESTAMP)
 AHEAD = 32 * mmap.PAGESIZE
 
 
-def described(message: RelationMessage) -> TableSchema:
-    columns = tuple(
-        ColumnSchema(f"c{i}", i + 1, ValueType(KINDS[i % 3]), column.type_oid, key_position=None)
-        for i, column in enumerate(message.columns)
-    )
-    name = TableName(message.schema, message.name)
-    return TableSchema(TableId(message.oid), name, columns, ReplicaIdentity.FULL)
+class Relations:
+    """Takes every table for what it is said to be."""
+
+    def describe(self, message: RelationMessage) -> TableSchema:
+        columns = tuple(
+            ColumnSchema(f"c{i}", i + 1, ValueType(KINDS[i % 3]), column.type_oid)
+            for i, column in enumerate(message.columns)
+        )
+        name = TableName(message.schema, message.name)
+        return TableSchema(TableId(message.oid), name, columns, ReplicaIdentity.FULL)
+
+    def announced(self, told: Announcement) -> TableSchema:
+        columns = tuple(ColumnSchema(c.name, c.number, STRING, c.type_oid) for c in told.columns)
+        return TableSchema(TableId(told.oid), told.name, columns)
 
 
 # Messages as Postgres makes them.
@@ -69,6 +78,21 @@ RELATION = frame(
     + b"".join(b"\1" + name + b"\0" + struct.pack(">Ii", 25, -1) for name in (b"a", b"b", b"c"))
 )  # fmt: skip
 KEEPALIVE = struct.pack(">cQQB", b"k", 1, 2, 0)
+
+
+def message(prefix: bytes, content: bytes) -> bytes:
+    return frame(
+        b"M" + struct.pack(">BQ", 1, 90) + prefix + struct.pack(">I", len(content)) + content
+    )
+
+
+REWRITE = message(b"penstock.ddl\0", b'{"oid": 16384, "rewrite": 4}')
+ANNOUNCEMENT = message(
+    b"penstock.ddl\0",
+    b'{"oid": 16384, "schema": "public", "name": "t", "identity": "f", "plain": true, "key": null,'
+    b' "columns": [{"number": 1, "name": "a", "type_oid": 25, "type_modifier": -1, "type_name":'
+    b' "text", "nullable": true, "generated": false, "filled": false, "fill": null}]}',
+)
 TRUNCATE = frame(b"T" + struct.pack(">IBI", 1, 0, OID))
 CHANGES = st.one_of(
     VALUES.map(lambda new: frame(b"I" + struct.pack(">I", OID) + b"N" + row(new))),
@@ -80,6 +104,9 @@ CHANGES = st.one_of(
     ),
     st.just(TRUNCATE),
     st.just(KEEPALIVE),
+    st.just(REWRITE),
+    st.just(ANNOUNCEMENT),
+    st.just(message(b"somebody\0", b"else's")),
 )
 STREAMS = st.lists(CHANGES, max_size=6).map(lambda some: [BEGIN, RELATION, *some, COMMIT])
 
@@ -111,7 +138,7 @@ PAGES = GuardedPages()
 def decode(messages: Sequence[bytes]) -> Decoded:
     frames = PAGES.frames(messages)
     newest_keepalive(frames.data, frames.ends, 0, frames.count)
-    return ChangeDecoder({}, described).decode(frames)
+    return ChangeDecoder({}, Relations()).decode(frames)
 
 
 def decode_or_refuse(messages: Sequence[bytes]) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.journal.manifest import Defect
-from penstock.pipeline.overlap import contains_all, may_matter
+from penstock.pipeline.overlap import may_matter, precedes
+from penstock.schema import DdlNote
 from penstock.states import VisibleXids
 from tests.pipeline.journals import HandMadeJournal, table
 
@@ -23,12 +25,17 @@ def file(journal: HandMadeJournal, xids: list[int], values: list[str | None] | N
 
 
 def test_a_copy_contains_segments_whose_transactions_it_all_saw(journal: HandMadeJournal) -> None:
-    assert contains_all(VISIBLE, [file(journal, [990, 1001]), file(journal, [1009])])
+    assert precedes(table(), [file(journal, [990, 1001]), file(journal, [1009])], VISIBLE)
 
 
 @pytest.mark.parametrize("unseen", [1005, 1010, 2000])
 def test_one_change_that_the_copy_lacks_is_enough(journal: HandMadeJournal, unseen: int) -> None:
-    assert not contains_all(VISIBLE, [file(journal, [990]), file(journal, [1001, unseen])])
+    assert not precedes(table(), [file(journal, [990]), file(journal, [1001, unseen])], VISIBLE)
+
+
+@pytest.mark.parametrize(("xid", "seen"), [(1001, True), (1005, False), (1010, False)])
+def test_an_announced_version_counts_even_without_changes(xid: int, seen: bool) -> None:
+    assert precedes(replace(table(), note=DdlNote(xid)), [], VISIBLE) is seen
 
 
 def test_a_defect_matters_without_a_copy_to_compare_with(journal: HandMadeJournal) -> None:

@@ -241,6 +241,27 @@ def doctor(
 
 @app.command(
     epilog="**Examples**\n\n"
+    "penstock setup penstock.yaml\n\n"
+    "penstock setup penstock.yaml --print | psql -U postgres shop"
+)
+def setup(
+    config: Config,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take them out.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the SQL instead.")] = False,
+) -> None:
+    """Install or upgrade the event triggers that announce schema changes.
+
+    With them a renamed column is told from one dropped and another added, and Delta
+    tables follow most changes in place. Event triggers are for superusers to make; a
+    pipeline that runs as one makes them by itself.
+    """
+    from penstock.cli.setup import set_up
+
+    raise typer.Exit(set_up(config, uninstall=uninstall, show=show))
+
+
+@app.command(
+    epilog="**Examples**\n\n"
     "penstock init                      # writes penstock.yaml\n\n"
     "penstock init shop.yaml\n\n"
     "penstock init --stdout | less"

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.schema import ColumnSchema, Lsn, TableSchema
+from penstock.postgres.casts import keeps_values
+from penstock.schema import ColumnSchema, DdlNote, Lsn, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
 
@@ -62,51 +63,83 @@ class SchemaChangeAction(Enum):
 class SchemaChange:
     """From `old` to `new`; `new.version` is the position at which it begins.
 
-    A column is the same while its number is. One that was dropped and added
-    again under its old name is another, and counts as both.
+    A column is the same while its number is, whatever it is called. One that was
+    dropped and added again under its old name is another, and counts as both.
     """
 
     old: TableSchema
     new: TableSchema
 
     @property
-    def added(self) -> tuple[str, ...]:
+    def note(self) -> DdlNote | None:
+        """What the source said of it; None where only its outcome is known.
+
+        Without it, rows that were there may hold anything in columns that are new or
+        have another type: only Postgres can tell.
+        """
+        return self.new.note
+
+    @property
+    def added(self) -> tuple[ColumnSchema, ...]:
         return _only_in(self.new, self.old)
 
     @property
-    def dropped(self) -> tuple[str, ...]:
+    def dropped(self) -> tuple[ColumnSchema, ...]:
         return _only_in(self.old, self.new)
 
     @property
-    def retyped(self) -> tuple[str, ...]:
-        before = {_identity(column): column.type for column in self.old.columns}
-        return tuple(
-            column.name
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        return tuple((old.name, new.name) for old, new in self._kept if old.name != new.name)
+
+    @property
+    def retyped(self) -> tuple[tuple[ColumnSchema, ColumnSchema], ...]:
+        return tuple((old, new) for old, new in self._kept if old.type != new.type)
+
+    @property
+    def _kept(self) -> list[tuple[ColumnSchema, ColumnSchema]]:
+        before = {_identity(column): column for column in self.old.columns}
+        return [
+            (before[_identity(column)], column)
             for column in self.new.columns
-            if before.get(_identity(column), column.type) != column.type
+            if _identity(column) in before
+        ]
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the source said that rows which were there may hold other values since:
+        in columns that are new, beside what it said of those, or in others."""
+        note = self.note
+        return note is not None and (
+            note.rewritten
+            or not all(keeps_values(old, new, recast=note.recast) for old, new in self._kept)
         )
 
     @property
     def additive(self) -> bool:
         """Whether everything is still there, under its name."""
-        return self.old.name == self.new.name and not self.dropped and not self.retyped
+        gone = self.dropped or self.renamed or self.retyped
+        return self.old.name == self.new.name and not gone
 
     def __str__(self) -> str:
-        parts = [f"dropped {name}" for name in self.dropped]
-        parts += [f"added {name}" for name in self.added]
-        parts += [f"{name} has another type" for name in self.retyped]
+        parts = [f"dropped {column.name}" for column in self.dropped]
+        parts += [f"added {column.name}" for column in self.added]
+        parts += [f"renamed {old} to {new}" for old, new in self.renamed]
+        parts += [f"{column.name} has another type" for _, column in self.retyped]
         if self.old.name != self.new.name:
             parts.append(f"renamed to {self.new.name}")
+        if not parts and self.rewrites:
+            parts.append("its rows were rewritten")
         return ", ".join(parts) or "key, replica identity or order of columns"
 
 
 def _identity(column: ColumnSchema) -> tuple[int, str]:
-    return column.number, column.name
+    """Its number; where that is unknown (negative), it is the same only under its name."""
+    return (column.number, "") if column.number > 0 else (column.number, column.name)
 
 
-def _only_in(one: TableSchema, other: TableSchema) -> tuple[str, ...]:
+def _only_in(one: TableSchema, other: TableSchema) -> tuple[ColumnSchema, ...]:
     known = set(map(_identity, other.columns))
-    return tuple(column.name for column in one.columns if _identity(column) not in known)
+    return tuple(column for column in one.columns if _identity(column) not in known)
 
 
 class Destination(ABC):

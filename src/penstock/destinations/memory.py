@@ -150,8 +150,8 @@ class MemoryDestination(Destination):
         return WriteStatus.DURABLE
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
-        """Rows of other columns come with another copy."""
-        same = change.new.same_columns(change.old)
+        """Rows with other columns, or other values, come with another copy."""
+        same = change.new.same_columns(change.old) and not change.rewrites
         return SchemaChangeAction.CONTINUE if same else SchemaChangeAction.RESYNC
 
     def position(self, table: TableSchema) -> Lsn | None:

@@ -3,14 +3,13 @@
 The decoder knows the tables of the stream. Every schema version of a table has a
 *slot*, a small number that the kernels write beside each change, so that a table
 that changes its shape in the middle of a buffer needs no special case: its later
-changes simply carry another slot. The slots' schemas come from Relation messages,
-enriched with what the catalog knows (`describe`).
+changes simply carry another slot. Which version that is, `SchemaVersions` knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -21,10 +20,12 @@ import pyarrow.compute as pc
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.manifest import ChangeCounts, Defect
 from penstock.journal.segment import Chunk
-from penstock.postgres import pgoutput
+from penstock.journal.versions import Relations, SchemaVersions
+from penstock.postgres import pgoutput, tuples
 from penstock.postgres.libpq import CopyBuffer
-from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints, ValueSlices
+from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints
 from penstock.postgres.relation_message import RelationMessage, parse_relation
+from penstock.postgres.tuples import ValueSlices
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn, decode
 from penstock.schema import (
@@ -47,8 +48,6 @@ _NONSENSE = {
     pgoutput.OUTSIDE: "a change outside a transaction",
 }
 
-Describe = Callable[[RelationMessage], TableSchema]
-
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -69,14 +68,11 @@ class Decoded:
 class ChangeDecoder:
     """Decodes one stream, from its start on; a new connection gets a new decoder."""
 
-    def __init__(self, known: Mapping[TableId, TableSchema], describe: Describe) -> None:
-        self._describe = describe
-        self._latest = dict(known)
+    def __init__(self, known: Mapping[TableId, TableSchema], relations: Relations) -> None:
+        self.versions = SchemaVersions(known, relations)
         self._slots: list[TableSchema] = []
         self._current: dict[int, int] = {}
         self._state = pgoutput.new_state()
-        self.new_schemas: list[TableSchema] = []
-        """Versions that began and that no manifest has named yet."""
 
     def decode(self, frames: CopyBuffer) -> Decoded:
         buffer = frames.data
@@ -114,10 +110,14 @@ class ChangeDecoder:
                 closed, ended = closed_now, True
             if code == pgoutput.AT_END:
                 return index.take(slice(0, used)), closed, ended
-            if code == pgoutput.AT_RELATION:
+            if code in (pgoutput.AT_RELATION, pgoutput.AT_ANNOUNCEMENT):
                 start = int(ends[first - 1]) if first else 0
                 message = bytes(buffer[start + pgoutput.HEADER : ends[first]])
-                self._relation(self._parsed(message))
+                commit, xid = self._transaction()
+                if code == pgoutput.AT_RELATION:
+                    self._relation(self._parsed(message), commit, xid)
+                else:
+                    self.versions.note(message, commit, xid)
                 first += 1
             elif code == pgoutput.NO_ROOM:
                 index = _larger(index, used)
@@ -138,16 +138,13 @@ class ChangeDecoder:
             position=Lsn(int(self._state[pgoutput.COMMIT_LSN]) % 2**64),
         )
 
-    def _relation(self, message: RelationMessage) -> None:
-        described = self._describe(message)
-        known = self._latest.get(described.id)
-        if known is None or not known.same_shape(described):
-            begins = Lsn(int(self._state[pgoutput.COMMIT_LSN]))
-            if known is not None and begins <= known.version:
-                begins = Lsn(known.version.value + 1)
-            known = replace(described, version=begins)
-            self._latest[known.id] = known
-            self.new_schemas.append(known)
+    def _transaction(self) -> tuple[Lsn, int]:
+        """The open transaction's commit position and id."""
+        commit, xid = map(int, self._state[[pgoutput.COMMIT_LSN, pgoutput.XID]])
+        return Lsn(commit), xid
+
+    def _relation(self, message: RelationMessage, commit: Lsn, xid: int) -> None:
+        known = self.versions.of_relation(message, commit, xid)
         slot = next((i for i, schema in enumerate(self._slots) if schema == known), None)
         if slot is None:
             slot = len(self._slots)
@@ -186,7 +183,7 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
         np.empty((old_width, height), dtype=np.int64),
         np.empty((old_width, height), dtype=np.int32),
     )
-    unchanged, bad = pgoutput.locate_values(
+    unchanged, bad = tuples.locate_values(
         buffer,
         index.tuples,
         index.limits,
@@ -288,6 +285,6 @@ class _Rows:
 def _unchanged_names(schema: TableSchema, new: ValueSlices, count: int) -> pa.ListArray:
     offsets = np.empty(new.lengths.shape[1] + 1, dtype=np.int32)
     numbers = np.empty(count, dtype=np.int64)
-    pgoutput.list_unchanged(new.lengths, offsets, numbers)
+    tuples.list_unchanged(new.lengths, offsets, numbers)
     names = pa.array([column.name for column in schema.columns], pa.string())
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(numbers)))

@@ -20,7 +20,8 @@ from penstock.journal.files import sync_directory
 from penstock.journal.journal import JournalWriter
 from penstock.journal.manifest import SegmentRef
 from penstock.journal.segment import Chunk, write_segment
-from penstock.schema import Lsn, TableSchema
+from penstock.journal.versions import SchemaVersions
+from penstock.schema import Lsn
 
 
 class _Group:
@@ -112,18 +113,17 @@ class FlushBuilder:
         """The stream is idle and Postgres is at `position`, outside any transaction."""
         self.end = max(self.end, position)
 
-    def flush(self, new_schemas: list[TableSchema]) -> Lsn:
+    def flush(self, versions: SchemaVersions) -> Lsn:
         """Make everything closed exist in the journal; the position that is now durable."""
         self._closed.write(self._journal)
         failpoint("segment_written")
         self._journal.append(
             self.end,
             last_commit_at=self._committed_at,
-            schemas=tuple(new_schemas),
+            schemas=versions.take_closed(self.end),
             segments=tuple(self._closed.segments),
         )
         failpoint("manifest_created")
-        new_schemas.clear()
         self._closed = _Group()
         self._since = None
         self._committed_at = None

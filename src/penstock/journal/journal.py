@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -53,11 +54,15 @@ class JournalOwner:
 
 @dataclass(frozen=True, slots=True)
 class TableFlush:
-    """What one flush holds of one table; `end` is the flush's end, a place for a cursor."""
+    """What one flush holds of one table; `end` is the flush's end, a place for a cursor.
+
+    `announced` are versions of the table that begin in it, whether or not rows are in them.
+    """
 
     end: Lsn
     last_commit_at: datetime | None
     segments: tuple[SegmentRef, ...]
+    announced: tuple[Lsn, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -157,7 +162,7 @@ class Journal:
             return set(self._flushes)
 
     def pending(self, table_id: TableId, after: Lsn) -> list[TableFlush]:
-        """The flushes with changes of a table that end behind `after`, oldest first."""
+        """The flushes with something of a table that end behind `after`, oldest first."""
         with self._lock:
             flushes = self._flushes.get(table_id, [])
             return flushes[bisect_right(flushes, after, key=lambda flush: flush.end) :]
@@ -196,20 +201,20 @@ class Journal:
         """
         horizon = now() - retention
         with self._lock:
-            doomed = [
-                (manifest.end, segment)
-                for manifest in self._manifests
-                if manifest.created_at <= horizon
-                for segment in manifest.segments
-                if self._dropped(segment.table_id)
-                < manifest.end
-                <= passed.get(segment.table_id, ZERO_LSN)
-            ]
             dropped = dict(self._checkpoint.dropped)
-            for end, segment in doomed:
-                dropped[segment.table_id] = max(dropped.get(segment.table_id, ZERO_LSN), end)
+            doomed: list[SegmentRef] = []
+            for manifest in self._manifests:
+                if manifest.created_at > horizon:
+                    continue
+                over = {
+                    table_id
+                    for table_id in manifest.tables
+                    if self._dropped(table_id) < manifest.end <= passed.get(table_id, ZERO_LSN)
+                }
+                doomed += [s for s in manifest.segments if s.table_id in over]
+                dropped |= dict.fromkeys(over, manifest.end)
             gone = self._removable(dropped, horizon)
-            if not doomed and not gone:
+            if dropped == self._checkpoint.dropped and not gone:
                 return 0
             keep = self._manifests[len(gone) :]
             schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
@@ -224,20 +229,19 @@ class Journal:
                 self._flushes[table_id] = [flush for flush in flushes if flush.end > limit]
         for manifest in gone:
             self._manifest_path(manifest.number).unlink(missing_ok=True)
-        for _, segment in doomed:
+        for segment in doomed:
             (self.root / segment.path).unlink(missing_ok=True)
-        return sum(segment.bytes for _, segment in doomed)
+        return sum(segment.bytes for segment in doomed)
 
     def _dropped(self, table_id: TableId) -> Lsn:
         return self._checkpoint.dropped.get(table_id, ZERO_LSN)
 
     def _removable(self, dropped: Mapping[TableId, Lsn], horizon: datetime) -> list[Manifest]:
-        """The oldest manifests all of whose segments are gone; never the last one."""
+        """The oldest manifests that no table needs any more; never the last one."""
         removable: list[Manifest] = []
         for manifest in self._manifests[:-1]:
             if manifest.created_at > horizon or any(
-                dropped.get(segment.table_id, ZERO_LSN) < manifest.end
-                for segment in manifest.segments
+                dropped.get(table_id, ZERO_LSN) < manifest.end for table_id in manifest.tables
             ):
                 break
             removable.append(manifest)
@@ -288,13 +292,21 @@ class Journal:
         self._manifests.append(manifest)
         for schema in manifest.schemas:
             self._schemas.setdefault(schema.id, {})[schema.version] = schema
-        by_table: dict[TableId, list[SegmentRef]] = {}
+        segments: dict[TableId, list[SegmentRef]] = defaultdict(list)
         for segment in manifest.segments:
-            if manifest.end > self._dropped(segment.table_id):
-                by_table.setdefault(segment.table_id, []).append(segment)
-        for table_id, segments in by_table.items():
-            flush = TableFlush(manifest.end, manifest.last_commit_at, tuple(segments))
-            self._flushes.setdefault(table_id, []).append(flush)
+            segments[segment.table_id].append(segment)
+        announced: dict[TableId, list[Lsn]] = defaultdict(list)
+        for schema in manifest.announced:
+            announced[schema.id].append(schema.version)
+        for table_id in manifest.tables:
+            if manifest.end > self._dropped(table_id):
+                flush = TableFlush(
+                    manifest.end,
+                    manifest.last_commit_at,
+                    tuple(segments[table_id]),
+                    tuple(announced[table_id]),
+                )
+                self._flushes.setdefault(table_id, []).append(flush)
 
 
 class JournalWriter(Journal):

@@ -119,6 +119,16 @@ class Manifest:
     schemas: tuple[TableSchema, ...] = ()
     segments: tuple[SegmentRef, ...] = ()
 
+    @property
+    def announced(self) -> tuple[TableSchema, ...]:
+        """The versions that count even where no row is in them."""
+        return tuple(schema for schema in self.schemas if schema.note is not None)
+
+    @property
+    def tables(self) -> set[TableId]:
+        """The tables that it has something for."""
+        return {s.table_id for s in self.segments} | {s.id for s in self.announced}
+
     def dumps(self) -> str:
         return json.dumps(
             {

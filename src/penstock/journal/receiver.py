@@ -110,7 +110,7 @@ class Receiver:
         )
         logger.info("streaming", extra={"position": str(journal.end)})
         self._report({"event": "streaming", "position": str(journal.end)})
-        scribe = Scribe(config, journal, RelationCatalog(catalog, config).describe)
+        scribe = Scribe(config, journal, RelationCatalog(catalog, config))
         try:
             _Loop(stream, scribe, self._report).run(stop)
         finally:

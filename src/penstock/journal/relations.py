@@ -1,9 +1,12 @@
-"""What a Relation message means: names and types by the stream, the rest by the catalog.
+"""What the stream's own words about a table mean, with the catalog's help.
 
 The message is what the stream will send from here on; the catalog is what the
 table is *now*, possibly many changes later. So the message decides which columns
 there are and of which type, and the catalog adds what the message does not say
 (column numbers, nullability, the order of the key) where the two still agree.
+
+An announcement of the source's event trigger says all that by itself, except which
+columns the publication sends: that is the catalog's to say, by number.
 """
 
 from __future__ import annotations
@@ -11,11 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.config import PipelineConfig
-from penstock.postgres.catalog import table_schema, type_lookup
+from penstock.postgres.catalog import published_tables, table_schema, type_lookup
 from penstock.postgres.connection import Session
+from penstock.postgres.ddl import AnnouncedColumn, Announcement
 from penstock.postgres.relation_message import RelationColumn, RelationMessage
 from penstock.postgres.types import override, resolve
-from penstock.schema import ColumnSchema, ReplicaIdentity, TableId, TableName, TableSchema
+from penstock.schema import (
+    ColumnSchema,
+    ReplicaIdentity,
+    TableId,
+    TableName,
+    TableSchema,
+    ValueType,
+)
 
 
 class RelationCatalog:
@@ -23,6 +34,7 @@ class RelationCatalog:
 
     def __init__(self, session: Session, config: PipelineConfig) -> None:
         self._session = session
+        self._publication = config.publication_name
         self._column_types = config.column_types
         self._lookup = type_lookup(session)
 
@@ -41,18 +53,67 @@ class RelationCatalog:
             TableId(message.oid), name, _with_key(columns, message, identity), identity
         )
 
+    def announced(self, told: Announcement) -> TableSchema | None:
+        """The table as it was announced; None where the publication does not have it."""
+        tables = published_tables(self._session, self._publication, self._column_types)
+        published = next((t.schema for t in tables if t.schema.id.oid == told.oid), None)
+        if published is None:
+            return None
+        current = table_schema(self._session, told.oid)
+        sent = {column.number for column in published.columns}
+        # A column list says which; without one everything is sent that can be.
+        whole = current is not None and sent == {column.number for column in current.columns}
+        columns = [c for c in told.columns if c.number in sent or (whole and not c.generated)]
+        places = {number: place for place, number in enumerate(told.key)}
+        if not places.keys() <= {column.number for column in columns}:
+            places = {}
+        return TableSchema(
+            TableId(told.oid),
+            told.name,
+            tuple(
+                ColumnSchema(
+                    column.name,
+                    column.number,
+                    self._type(told.name, column),
+                    column.type_oid,
+                    column.type_modifier,
+                    column.type_name,
+                    column.nullable,
+                    places.get(column.number),
+                )
+                for column in columns
+            ),
+            ReplicaIdentity(told.identity),
+        )
+
     def _derive(self, table: TableName, place: int, sent: RelationColumn) -> ColumnSchema:
         """A column that the catalog has no longer. Its number is unknown: negative, by place."""
-        wanted = self._overrides(table).get(sent.name)
-        kind = (
-            override(wanted)
-            if wanted is not None
-            else resolve(sent.type_oid, sent.type_modifier, self._lookup)
-        )
+        kind = self._type(table, sent)
         return ColumnSchema(sent.name, -1 - place, kind, sent.type_oid, sent.type_modifier)
+
+    def _type(self, table: TableName, column: RelationColumn | AnnouncedColumn) -> ValueType:
+        wanted = self._overrides(table).get(column.name)
+        if wanted is not None:
+            return override(wanted)
+        return resolve(column.type_oid, column.type_modifier, self._lookup)
 
     def _overrides(self, table: TableName) -> Mapping[str, str]:
         return self._column_types.get(str(table), {})
+
+
+def sends(known: TableSchema, message: RelationMessage) -> bool:
+    """Whether a Relation message says nothing that an announced version has not said."""
+    key = {column.name for column in known.key}
+    return (
+        known.name == TableName(message.schema, message.name)
+        and known.identity == message.identity
+        and [(c.name, *_type_of(c)) for c in known.columns]
+        == [(c.name, c.type_oid, c.type_modifier) for c in message.columns]
+        and (
+            known.identity is ReplicaIdentity.FULL
+            or key == {column.name for column in message.columns if column.key}
+        )
+    )
 
 
 def _type_of(column: ColumnSchema) -> tuple[int, int]:

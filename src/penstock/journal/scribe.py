@@ -17,11 +17,12 @@ import time
 from dataclasses import dataclass
 
 from penstock.config import MIB, PipelineConfig
-from penstock.journal.decoder import ChangeDecoder, Describe
+from penstock.journal.decoder import ChangeDecoder
 from penstock.journal.flush import FlushBuilder
 from penstock.journal.journal import JournalWriter
 from penstock.journal.memory import MemoryGauge
-from penstock.postgres import libpq, pgoutput, values
+from penstock.journal.versions import Relations
+from penstock.postgres import libpq, pgoutput, tuples, values
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn
 
@@ -43,12 +44,14 @@ class _Idle:
 class Scribe:
     """Decodes and flushes in a thread of its own, from construction to `close`."""
 
-    def __init__(self, config: PipelineConfig, journal: JournalWriter, describe: Describe) -> None:
+    def __init__(
+        self, config: PipelineConfig, journal: JournalWriter, relations: Relations
+    ) -> None:
         self._journal = journal
         self._fill = config.batch.max_fill_ms / 1000
         self._memory = MemoryGauge(config)
         self._max_bytes = config.journal.max_bytes
-        self._decoder = ChangeDecoder(journal.latest_schemas(), describe)
+        self._decoder = ChangeDecoder(journal.latest_schemas(), relations)
         self._builder = FlushBuilder(journal, self._memory.flush_bytes)
         self._work: queue.SimpleQueue[CopyBuffer | _Idle | None] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[CopyBuffer] = queue.SimpleQueue()
@@ -153,7 +156,7 @@ class Scribe:
             self._flush()
 
     def _flush(self) -> None:
-        self.durable = self._builder.flush(self._decoder.new_schemas)
+        self.durable = self._builder.flush(self._decoder.versions)
         self._last_flush = time.monotonic()
 
     def _watch_usage(self) -> None:
@@ -176,3 +179,4 @@ def warm_up() -> None:
     libpq.warm_up()
     values.warm_up()
     pgoutput.warm_up()
+    tuples.warm_up()

@@ -1,5 +1,7 @@
 """The next batch of a table: a run of whole flushes of one schema version.
 
+A version that the source announced is a run even while no row is in it.
+
 A cursor stands at the end of a flush. The one exception: a flush in which a
 table changed its shape holds segments of several versions, which are applied one
 after the other, so it is cut into *parts*. A part ends just behind the position
@@ -42,7 +44,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What can be applied in one go: everything of a table in `(start, end]`."""
+    """What can be applied in one go: everything of a table in `(start, end]`.
+
+    It may have no segments, where its version is all that there is to apply.
+    """
 
     schema: TableSchema
     start: Lsn
@@ -50,6 +55,12 @@ class Run:
     segments: tuple[SegmentRef, ...]
     cut: bool
     """Whether more of the same version follows that did not fit."""
+
+    @property
+    def begins_version(self) -> bool:
+        """Whether its version begins in it; else an earlier run had that."""
+        # What comes before a version in the same flush ends just behind its position.
+        return self.start.value <= self.schema.version.value + 1
 
 
 class BatchSize:
@@ -134,7 +145,7 @@ def next_run(journal: Journal, table_id: TableId, cursor: Lsn, max_bytes: int) -
 
 def _parts(flushes: list[TableFlush], cursor: Lsn) -> Iterator[Part]:
     for flush in flushes:
-        versions = sorted({segment.schema_version for segment in flush.segments})
+        versions = sorted({*flush.announced, *(s.schema_version for s in flush.segments)})
         ends = [Lsn(version.value + 1) for version in versions[1:]] + [flush.end]
         for version, end in zip(versions, ends, strict=True):
             if end > cursor:

@@ -18,11 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.journal.manifest import Defect
+from penstock.schema import TableSchema
 from penstock.states import VisibleXids
 
 
-def contains_all(visible: VisibleXids, files: Iterable[str]) -> bool:
-    """Whether every change in these segments is of a visible transaction."""
+def precedes(version: TableSchema, files: Iterable[str], visible: VisibleXids) -> bool:
+    """Whether a schema version, and all its changes in these segments, came before the copy."""
+    if version.note is not None and not visible.contains(version.note.xid):
+        return False
     return all(
         visible.contains(xid)
         for file in files

@@ -40,6 +40,8 @@ from penstock.pipeline.status import (
     table_lag,
 )
 from penstock.pipeline.table import PipelineTable
+from penstock.postgres.connection import connect
+from penstock.postgres.ddl_triggers import TriggerState, install, may_make_triggers, trigger_state
 from penstock.postgres.preflight import preflight, require
 from penstock.schema import Lsn, TableId
 from penstock.states import Errored
@@ -201,6 +203,7 @@ class Pipeline:
     def _start(self) -> None:
         closing = self._closing
         require(preflight(self.config, slot_patience=_SLOT_PATIENCE))
+        self._have_changes_announced()
         self._store.open(self.config.id)
         closing.callback(self._store.close)
         self._store.load_table_states()
@@ -226,7 +229,7 @@ class Pipeline:
         membership = watch.membership()
         if membership is not None:
             retention.note_membership(_ids(membership), membership.as_of)
-            scheduler.set_membership(membership.tables, membership.read_at, before_slot=before_slot)
+            scheduler.set_membership(membership, before_slot=before_slot)
         housekeeper = Housekeeper(context, scheduler, retention)
         closing.callback(scheduler.stop)
         closing.callback(housekeeper.stop)
@@ -235,6 +238,13 @@ class Pipeline:
         scheduler.start()
         housekeeper.start()
         watch.start()
+
+    def _have_changes_announced(self) -> None:
+        """Put the event triggers in where we may; without them more is copied again."""
+        with connect(self.config.pg_connection, f"{self.config.id}_setup") as session:
+            if trigger_state(session) is not TriggerState.CURRENT and may_make_triggers(session):
+                install(session)
+                logger.info("event triggers set up", extra={"database": session.info.dbname})
 
     def _build_spark(self) -> SparkSession:
         from pyspark import SparkContext
@@ -316,7 +326,7 @@ class Pipeline:
 def _join(membership: Membership, scheduler: Scheduler, retention: Retention) -> None:
     """Take in what the publication holds; retention last, so that nothing of a table
     goes that the scheduler does not know yet."""
-    scheduler.set_membership(membership.tables, membership.read_at)
+    scheduler.set_membership(membership)
     retention.note_membership(_ids(membership), membership.as_of)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Event, RLock, Thread
@@ -19,6 +19,7 @@ from threading import Event, RLock, Thread
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Action, Requests
+from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import TableId
@@ -75,16 +76,15 @@ class Scheduler:
 
     def set_membership(
         self,
-        published: Iterable[PublishedTable],
-        read_at: float,
+        membership: Membership,
         *,
         before_slot: frozenset[TableId] = frozenset(),
     ) -> None:
-        """Take in what the publication held at a time (`time.monotonic()`).
+        """Take in what the publication held.
 
         `before_slot` are tables that were in it before the slot existed.
         """
-        found = {table.schema.id: table for table in published}
+        found = {table.schema.id: table for table in membership.tables}
         store = self._context.store
         with self._lock:
             for table_id, entry in found.items():
@@ -94,7 +94,7 @@ class Scheduler:
                 elif known.leaving:
                     continue  # it left and came back; added when it is gone
                 else:
-                    known.see(entry, read_at)
+                    known.see(entry, membership)
             for table_id, table in self._tables.items():
                 table.leaving |= table_id not in found
             for table_id in set(store.get_table_states()) - set(found) - set(self._tables):

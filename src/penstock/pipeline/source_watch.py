@@ -30,11 +30,16 @@ _LOCK_TIMEOUT = "2s"
 @dataclass(frozen=True, slots=True)
 class Membership:
     """What the publication held; `as_of` is the journal's end before it was asked, and
-    `read_at` the time."""
+    `read_at` the time.
+
+    `source_at` is where the source's WAL was afterwards: a journal that reaches there
+    has everything that made the tables what they are here.
+    """
 
     tables: tuple[PublishedTable, ...]
     as_of: Lsn
     read_at: float
+    source_at: Lsn
 
 
 class SourceWatch:
@@ -64,7 +69,7 @@ class SourceWatch:
         if not publication_exists(session, config.publication_name):
             return None
         tables = published_tables(session, config.publication_name, config.column_types)
-        return Membership(tuple(tables), as_of, read_at)
+        return Membership(tuple(tables), as_of, read_at, current_flush_lsn(session))
 
     def _run(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000

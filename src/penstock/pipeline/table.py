@@ -23,6 +23,7 @@ from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
 from penstock.pipeline.failures import errored, failure_of
 from penstock.pipeline.rates import Meter
+from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
@@ -69,8 +70,7 @@ class PipelineTable:
         self._upkeep = Upkeep()
         self._store_failures = 0
         self._worked_at = 0.0
-        self._seen_at = 0.0
-        self._differs = False
+        self._differing: Membership | None = None
         self._copied_for: Lsn | None = None
         self.published = published
         self.state = state
@@ -107,26 +107,27 @@ class PipelineTable:
             return Job.APPLY
         return Job.APPLY if self._drifted else None
 
-    def see(self, published: PublishedTable, read_at: float) -> None:
-        """Take in how the catalog describes the table, as it was read at a time."""
+    def see(self, published: PublishedTable, membership: Membership) -> None:
+        """Take in how the catalog describes the table."""
         self.published = published
         applier = self._applier
-        self._differs = applier is not None and not published.schema.same_columns(applier.schema)
-        self._seen_at = read_at
+        differs = applier is not None and not published.schema.same_columns(applier.schema)
+        self._differing = membership if differs else None
 
     @property
     def _drifted(self) -> bool:
         """Whether the table has changed in the catalog and nothing in the stream says so.
 
-        Postgres tells of a change with the next row that it sends; a table that
-        nobody writes to would stay as it was.
+        Without the event triggers Postgres tells of a change with the next row that it
+        sends; a table that nobody writes to would stay as it was.
         """
-        applier = self._applier
+        applier, seen = self._applier, self._differing
         return (
             applier is not None
-            and self._differs
-            and self._seen_at > applier.adopted_at
+            and seen is not None
+            and seen.read_at > applier.adopted_at
             and isinstance(self.state, Ready)
+            and self._context.journal.end >= seen.source_at
             and not applier.pending
         )
 

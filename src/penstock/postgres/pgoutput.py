@@ -9,9 +9,9 @@ gathered in one buffer, and kernels walk the buffer.
 `index_messages` walks it once and writes one entry per change: which table, which
 operation, which transaction, where its tuples begin. It carries the open
 transaction from buffer to buffer in a small `state` array, and stops only at a
-Relation message, which is rare and is read in Python. `locate_values` then walks
-the tuples of one table's changes and notes where each column's text begins and how
-long it is; `penstock.postgres.values` turns those slices into typed columns.
+Relation message or one of our own (`ddl`), which are rare and are read in Python.
+`tuples.locate_values` then walks the tuples of one table's changes and notes where each
+column's text begins and how long it is; `values` turns those slices into typed columns.
 
 What always holds between the two: entries are in stream order; `commit_lsn` never
 decreases; the entries behind `closed` belong to the one transaction that is
@@ -32,7 +32,6 @@ from penstock.postgres.kernels import kernel
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
-Lengths = npt.NDArray[np.int32]
 
 HEADER = 25
 """The bytes before a pgoutput message in an XLogData frame: tag, start, end, clock."""
@@ -44,23 +43,26 @@ OPERATIONS = ("i", "u", "d", "t")
 # What an old tuple is.
 OLD_ABSENT, OLD_KEY, OLD_FULL = 0, 1, 2
 
-# Lengths that are not lengths.
-NULL, UNCHANGED = -1, -2
-
 # Places in the state array.
 OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, CLOSED_END, CLOSED_TS = range(7)
+
+MESSAGE_HEADER = 10
+"""The bytes before the prefix of a logical message: tag, flags, position."""
+
+PREFIX = np.frombuffer(b"penstock.ddl", dtype=np.uint8)
+"""The prefix of our own logical messages. A zero ends it, and then comes the length of
+what follows."""
 
 POSTGRES_EPOCH_US = 946_684_800_000_000
 
 # Why `index_messages` stopped.
-AT_END, AT_RELATION, NO_ROOM = 0, 1, 2
+AT_END, AT_RELATION, NO_ROOM, AT_ANNOUNCEMENT = 0, 1, 2, 3
 UNKNOWN_TABLE, UNKNOWN_MESSAGE, CUT_SHORT, OUTSIDE = -2, -3, -4, -5
 
-# Tags of messages, tuples and values.
+# Tags of messages and tuples.
 _BEGIN, _COMMIT, _RELATION, _TYPE, _ORIGIN, _MESSAGE = (ord(tag) for tag in "BCRYOM")
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(tag) for tag in "IUDT")
-_KEY_TUPLE, _OLD_TUPLE, _NEW_TUPLE = (ord(tag) for tag in "KON")
-_TEXT, _NULL, _UNSENT = (ord(tag) for tag in "tnu")
+_KEY_TUPLE, _OLD_TUPLE = (ord(tag) for tag in "KO")
 _XLOG_DATA, _KEEPALIVE = (ord(tag) for tag in "wk")
 
 # The least that messages have, from their tag on; a Truncate's tables and a change's
@@ -115,21 +117,30 @@ class ChangeIndex:
         return ChangeIndex(*(array[rows] for array in self.arrays()))
 
 
-@dataclass(frozen=True, slots=True)
-class ValueSlices:
-    """Where each column's text is: `[column, row]` starts and lengths into the buffer."""
-
-    starts: Ints
-    lengths: Lengths
-
-
 @kernel
-def _be(buffer: Bytes, at: int, size: int) -> Any:
+def big_endian(buffer: Bytes, at: int, size: int) -> Any:
     """A big-endian integer."""
     value: Any = np.int64(0)
     for i in range(size):
         value = (value << np.int64(8)) | np.int64(buffer[at + i])
     return value
+
+
+@kernel
+def _judge_message(buffer: Bytes, at: int, end: int) -> int:
+    """A logical message: AT_ANNOUNCEMENT for one of ours in a transaction, AT_END for any
+    other, CUT_SHORT for what is none."""
+    prefix = at + MESSAGE_HEADER
+    place = prefix
+    ours = True
+    while place < end and buffer[place] != 0:
+        ours = ours and place - prefix < PREFIX.shape[0]
+        ours = ours and buffer[place] == PREFIX[place - prefix]
+        place += 1
+    if place + 5 > end or place + 5 + big_endian(buffer, place + 1, 4) != end:
+        return CUT_SHORT
+    whole = place - prefix == PREFIX.shape[0]
+    return AT_ANNOUNCEMENT if ours and whole and buffer[at + 1] == 1 else AT_END
 
 
 @kernel
@@ -185,7 +196,7 @@ def index_messages(
                 return i, row, closed, CUT_SHORT
             if state[OPEN] == 0:
                 return i, row, closed, OUTSIDE
-            oid = _be(buffer, at + 1, 4)
+            oid = big_endian(buffer, at + 1, 4)
             if oid != last_oid:
                 last_slot = np.int64(-1)
                 for k in range(relation_oids.shape[0]):
@@ -219,9 +230,9 @@ def index_messages(
             if size < _BEGIN_SIZE:
                 return i, row, closed, CUT_SHORT
             state[OPEN] = 1
-            state[COMMIT_LSN] = _be(buffer, at + 1, 8)
-            state[COMMIT_TS] = _be(buffer, at + 9, 8) + POSTGRES_EPOCH_US
-            state[XID] = _be(buffer, at + 17, 4)
+            state[COMMIT_LSN] = big_endian(buffer, at + 1, 8)
+            state[COMMIT_TS] = big_endian(buffer, at + 9, 8) + POSTGRES_EPOCH_US
+            state[XID] = big_endian(buffer, at + 17, 4)
             state[ORDINAL] = 0
         elif kind == _COMMIT:
             if size < _COMMIT_SIZE:
@@ -229,15 +240,15 @@ def index_messages(
             if state[OPEN] == 0:
                 return i, row, closed, OUTSIDE
             state[OPEN] = 0
-            state[CLOSED_END] = _be(buffer, at + 10, 8)
-            state[CLOSED_TS] = _be(buffer, at + 18, 8) + POSTGRES_EPOCH_US
+            state[CLOSED_END] = big_endian(buffer, at + 10, 8)
+            state[CLOSED_TS] = big_endian(buffer, at + 18, 8) + POSTGRES_EPOCH_US
             closed = row
         elif kind == _RELATION:
             return i, row, closed, AT_RELATION
         elif kind == _TRUNCATE:
             if size < _TRUNCATE_SIZE:
                 return i, row, closed, CUT_SHORT
-            relations = _be(buffer, at + 1, 4)
+            relations = big_endian(buffer, at + 1, 4)
             if size < _TRUNCATE_SIZE + 4 * relations:
                 return i, row, closed, CUT_SHORT
             if state[OPEN] == 0:
@@ -246,7 +257,7 @@ def index_messages(
                 # The entries after this message need their room too.
                 return i, row, closed, NO_ROOM
             for k in range(relations):
-                oid = _be(buffer, at + 6 + 4 * k, 4)
+                oid = big_endian(buffer, at + 6 + 4 * k, 4)
                 found: Any = np.int64(-1)
                 for j in range(relation_oids.shape[0]):
                     if relation_oids[j] == oid:
@@ -264,7 +275,11 @@ def index_messages(
                 old[row] = OLD_ABSENT
                 operation[row] = TRUNCATE
                 row += 1
-        elif kind not in (_TYPE, _ORIGIN, _MESSAGE):
+        elif kind == _MESSAGE:
+            code = _judge_message(buffer, at, end)
+            if code != AT_END:
+                return i, row, closed, code
+        elif kind not in (_TYPE, _ORIGIN):
             return i, row, closed, UNKNOWN_MESSAGE
     return count, row, closed, AT_END
 
@@ -279,102 +294,9 @@ def newest_keepalive(buffer: Bytes, ends: Ints, first: int, count: int) -> tuple
         start = ends[i - 1] if i > 0 else 0
         # One that is cut short is told of by whoever decodes the frames.
         if ends[i] - start >= _KEEPALIVE_SIZE and buffer[start] == _KEEPALIVE:
-            position = max(position, _be(buffer, start + 1, 8))
+            position = max(position, big_endian(buffer, start + 1, 8))
             wanted = wanted or buffer[start + 17] != 0
     return position, wanted
-
-
-@kernel
-def locate_values(
-    buffer: Bytes,
-    tuples: Ints,
-    limits: Ints,
-    operation: Codes,
-    old: Codes,
-    columns: int,
-    starts: Ints,
-    lengths: Lengths,
-    old_starts: Ints,
-    old_lengths: Lengths,
-) -> tuple[int, int]:
-    """Note where every value of these changes is; returns (unchanged values, bad row or -1).
-
-    `old_starts` and `old_lengths` may have no columns when no change has an old
-    tuple. A value that was not resent because its TOAST did not change is taken
-    from the old tuple where that has it.
-    """
-    unchanged = 0
-    with_old = old_starts.shape[0] > 0
-    for row in range(tuples.shape[0]):
-        at, end = tuples[row], limits[row]
-        if with_old:
-            for c in range(columns):
-                old_lengths[c, row] = NULL
-                old_starts[c, row] = 0
-        if old[row] != OLD_ABSENT:
-            if at + 3 > end or _be(buffer, at + 1, 2) != columns:
-                return unchanged, row
-            at += 3
-            for c in range(columns):
-                if at >= end:
-                    return unchanged, row
-                kind = buffer[at]
-                at += 1
-                if kind == _TEXT:
-                    size = _be(buffer, at, 4) if at + 4 <= end else end
-                    if at + 4 + size > end:
-                        return unchanged, row
-                    old_starts[c, row] = at + 4
-                    old_lengths[c, row] = size
-                    at += 4 + size
-                elif kind not in (_NULL, _UNSENT):
-                    return unchanged, row
-        if operation[row] >= DELETE:
-            for c in range(columns):
-                starts[c, row] = 0
-                lengths[c, row] = NULL
-            continue
-        if at + 3 > end or buffer[at] != _NEW_TUPLE or _be(buffer, at + 1, 2) != columns:
-            return unchanged, row
-        at += 3
-        for c in range(columns):
-            if at >= end:
-                return unchanged, row
-            kind = buffer[at]
-            at += 1
-            if kind == _TEXT:
-                size = _be(buffer, at, 4) if at + 4 <= end else end
-                if at + 4 + size > end:
-                    return unchanged, row
-                starts[c, row] = at + 4
-                lengths[c, row] = size
-                at += 4 + size
-            elif kind == _NULL:
-                starts[c, row] = 0
-                lengths[c, row] = NULL
-            elif kind != _UNSENT:
-                return unchanged, row
-            elif old[row] == OLD_FULL and old_lengths[c, row] >= 0:
-                starts[c, row] = old_starts[c, row]
-                lengths[c, row] = old_lengths[c, row]
-            else:
-                starts[c, row] = 0
-                lengths[c, row] = UNCHANGED
-                unchanged += 1
-    return unchanged, -1
-
-
-@kernel
-def list_unchanged(lengths: Lengths, offsets: Lengths, names: Ints) -> None:
-    """Fill list offsets and column numbers of the values that were not resent."""
-    at = 0
-    for row in range(lengths.shape[1]):
-        offsets[row] = at
-        for c in range(lengths.shape[0]):
-            if lengths[c, row] == UNCHANGED:
-                names[at] = c
-                at += 1
-    offsets[lengths.shape[1]] = at
 
 
 def warm_up() -> None:
@@ -385,18 +307,3 @@ def warm_up() -> None:
     ends = np.array([64])
     index_messages(buffer, ends, 1, 0, 0, new_state(), nothing, nothing, *index.arrays())
     newest_keepalive(buffer, ends, 0, 1)
-    starts, lengths = np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int32)
-    none = index.take(slice(0, 0))
-    locate_values(
-        buffer,
-        none.tuples,
-        none.limits,
-        none.operation,
-        none.old,
-        1,
-        starts,
-        lengths,
-        starts,
-        lengths,
-    )
-    list_unchanged(lengths, np.zeros(1, np.int32), nothing)

@@ -69,7 +69,7 @@ class ReplicationStream:
         name = quote_identifier(publication).replace("'", "''")
         self._run(
             f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {position}"
-            f" (proto_version '1', publication_names '{name}')",
+            f" (proto_version '1', publication_names '{name}', messages 'true')",
             f"streaming from the replication slot {slot}",
             expected=pq.ExecStatus.COPY_BOTH,
         )

@@ -64,8 +64,9 @@ class Campaign:
     """Everything that a campaign needs, started on entry and stopped on exit.
 
     The writers change all tables of the workload; `tables` are those that are
-    published. `tell` gets a line for everything that happens. On success the
-    directory is removed, on failure the exception says where it is.
+    published, and `migrated` those of them that change their shape meanwhile. `tell`
+    gets a line for everything that happens. On success the directory is removed, on
+    failure the exception says where it is.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Campaign:
         seed: int,
         tell: Callable[[str], None] = print,
         tables: Sequence[TableName] = TABLES,
+        migrated: Sequence[TableName] = (),
     ) -> None:
         self.seed = seed
+        self._migrated = migrated
         self.tables = tables
         self.chance = random.Random(seed)
         self.kills: Counter[str] = Counter()
@@ -319,7 +322,9 @@ class Campaign:
     def _work(self) -> None:
         if self._workload is None:
             seed = self.chance.randrange(2**32)
-            self._workload = Workload(self._server.dsn(_DATABASE), seed=seed).start()
+            self._workload = Workload(
+                self._server.dsn(_DATABASE), seed=seed, migrated=self._migrated
+            ).start()
 
     def _rest(self) -> None:
         if self._workload is not None:

@@ -18,12 +18,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
 from penstock.schema import TableName
+from penstock.testing.migrations import Migrator
 
 PUBLICATION = "crash_pub"
 
@@ -244,6 +246,7 @@ _STATEMENTS: Mapping[str, Sequence[Statement]] = {
 TABLES = tuple(TableName("public", name) for name in _STATEMENTS)
 
 _TRUNCATES = ("toasted", "whole, pairs", "parts", "indexed")
+_MIGRATION_PAUSE = 50
 _TRUNCATE_SHARE = 1 / 400
 _LARGE_SHARE = 1 / 100
 _ROLLBACK_SHARE = 0.1
@@ -271,20 +274,32 @@ def create(
 class Workload:
     """Writers that change the tables until `stop`; a context manager that does both.
 
-    `counts` says how many transactions were committed, rolled back by choice,
-    undone by a conflict, and lost with the server.
+    `migrated` are tables that change their shape meanwhile. `counts` says how many
+    transactions were committed, rolled back by choice, undone by a conflict, and lost
+    with the server; and how many changed a table's shape.
     """
 
-    def __init__(self, dsn: str, *, writers: int = 3, pause: float = 0.06, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        writers: int = 3,
+        pause: float = 0.06,
+        seed: int = 0,
+        migrated: Sequence[TableName] = (),
+    ) -> None:
         self._dsn = dsn
         self._pause = pause
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self.counts: Counter[str] = Counter()
+        tasks = [partial(self._write, chance=Chance(f"{seed}/{n}")) for n in range(writers)]
+        if migrated:
+            migrator = Migrator(Chance(f"{seed}/migrator"), migrated)
+            tasks.append(partial(self._migrate, migrator=migrator))
         self._threads = [
-            threading.Thread(target=self._run, args=(Chance(f"{seed}/{n}"),), daemon=True)
-            for n in range(writers)
+            threading.Thread(target=self._run, args=(task,), daemon=True) for task in tasks
         ]
 
     def start(self) -> Self:
@@ -315,12 +330,12 @@ class Workload:
     ) -> None:
         self.stop()
 
-    def _run(self, chance: Chance) -> None:
+    def _run(self, task: Callable[[psycopg.Connection[Any]], None]) -> None:
         try:
             while not self._stop.wait(self._pause):
                 try:
                     with psycopg.connect(self._dsn, autocommit=True) as connection:
-                        self._write(connection, chance)
+                        task(connection)
                 except (psycopg.OperationalError, psycopg.Rollback):
                     # With the server, which will be back. A rollback that the lost
                     # connection could not do comes out as it was raised.
@@ -331,6 +346,15 @@ class Workload:
     def _write(self, connection: psycopg.Connection[Any], chance: Chance) -> None:
         while not self._stop.wait(self._pause * 2 * chance.random()):
             self._count(_transaction(connection, chance))
+
+    def _migrate(self, connection: psycopg.Connection[Any], migrator: Migrator) -> None:
+        while not self._stop.wait(_MIGRATION_PAUSE * self._pause):
+            try:
+                migrator.alter(connection)
+            except _UNDONE:
+                self._count("undone")
+            else:
+                self._count("altered")
 
     def _count(self, outcome: str) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from penstock.destinations.base import (
     WriteStatus,
 )
 from penstock.destinations.delta import location, statements
+from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.failures import explained, is_conflict
 from penstock.destinations.delta.first_commit import has_local_times, write_first_commit
@@ -147,7 +148,7 @@ class DeltaDestination(Destination):
         """Replace the table, rows and columns, in one commit; make it where there is none."""
         mark.sign(rows.session)
         if self._exists(path):
-            self._widen(table, rows.session, path)
+            self._prepare(table, rows.session, path)
         for name, value in properties_of(table).items():
             rows.session.conf.set(_DEFAULTS + name.removeprefix("delta."), value)
         frame = rows.dataframe
@@ -156,7 +157,15 @@ class DeltaDestination(Destination):
         writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         writer.save(path)
 
-    def _widen(self, table: TableSchema, session: SparkSession, path: str) -> None:
+    def _prepare(
+        self,
+        table: TableSchema,
+        session: SparkSession,
+        path: str,
+        *,
+        mapping: bool = False,
+        widening: bool = False,
+    ) -> None:
         """Let an existing table have what its new columns ask for; changes no row."""
         at = statements.table_at(path)
         found = session.sql(f"DESCRIBE DETAIL {at}").select("tableFeatures", "properties").head()
@@ -166,8 +175,12 @@ class DeltaDestination(Destination):
         wanted = {}
         if has_local_times(table) and "timestampNtz" not in features:
             wanted["delta.feature.timestampNtz"] = "supported"
-        if needs_mapping(table) and properties.get("delta.columnMapping.mode", "none") == "none":
+        if properties.get("delta.columnMapping.mode", "none") == "none" and (
+            mapping or needs_mapping(table)
+        ):
             wanted["delta.columnMapping.mode"] = "name"
+        if widening and properties.get("delta.enableTypeWidening") != "true":
+            wanted["delta.enableTypeWidening"] = "true"
         if not can_have_vectors(table) and properties.get("delta.enableDeletionVectors") == "true":
             wanted["delta.enableDeletionVectors"] = "false"
         if wanted:
@@ -182,35 +195,50 @@ class DeltaDestination(Destination):
         with explained(table.name, path, batch.end):
             self._require_table(table, path)
             Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end).sign(batch.session)
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    self._write_batch(batch, path)
-                    break
-                except Exception as error:
-                    # Compaction, ours or the user's, came in between. Nothing was
-                    # committed, and the fence would not let it in twice.
-                    if attempt == _ATTEMPTS or not is_conflict(error):
-                        raise
-                    logger.debug(
-                        "batch repeated after a conflict", extra={"table": str(table.name)}
-                    )
+            _repeated(table, lambda: self._write_batch(batch, path))
         self._backlog.add(table.id)
         return WriteStatus.DURABLE
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
-        """A mirror is copied again, and readers see the old table until the new one is there.
+        """A mirror follows in place where it can. Else it is copied again, and readers see
+        the old table until the new one is there.
 
         A history is never replaced: what it holds cannot be had again. It takes
         new columns into `before` and `after`, and keeps those that are gone.
         """
-        if change.new.same_columns(change.old):
+        kept = self.mode == "history" or not change.rewrites
+        if change.new.same_columns(change.old) and kept:
             return SchemaChangeAction.CONTINUE
         if self.mode == "mirror":
-            return SchemaChangeAction.RESYNC
+            return self._alter(change)
         types = {column.name: column.type for column in change.old.columns}
         fits = all(types.get(c.name, c.type) == c.type for c in change.new.columns)
         same_place = self.path(change.old.name) == self.path(change.new.name)
         return SchemaChangeAction.CONTINUE if fits and same_place else SchemaChangeAction.ERROR
+
+    def _alter(self, change: SchemaChange) -> SchemaChangeAction:
+        table, path = change.new, self.path(change.new.name)
+        alteration = plan(change)
+        if alteration is None or not self._exists(path):
+            return SchemaChangeAction.RESYNC
+        require_distinct_names(table)
+
+        def alter() -> None:
+            session = self._new_session()
+            self._prepare(
+                table,
+                session,
+                path,
+                mapping=alteration.maps_columns,
+                widening=alteration.widens_types,
+            )
+            if (mark := self._mark(path)) is not None:
+                mark.carry().sign(session)
+            alteration.apply(session, path)
+
+        with explained(table.name, path, table.version):
+            _repeated(table, alter)
+        return SchemaChangeAction.CONTINUE
 
     def _require_table(self, table: TableSchema, path: str) -> None:
         """Refuse to go on without the copy: an append would make a table of its own."""
@@ -275,6 +303,22 @@ class DeltaDestination(Destination):
             if mark and not mark.carried:
                 break
         return mark
+
+
+def _repeated(table: TableSchema, write: Callable[[], None]) -> None:
+    """Write, and again when somebody else's commit came in between.
+
+    Compaction, ours or the user's. Nothing was committed then, and the fence would not
+    let a batch in twice.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            write()
+            return
+        except Exception as error:
+            if attempt == _ATTEMPTS or not is_conflict(error):
+                raise
+            logger.debug("repeated after a conflict", extra={"table": str(table.name)})
 
 
 def require_distinct_names(table: TableSchema) -> None:

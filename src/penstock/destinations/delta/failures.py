@@ -24,6 +24,7 @@ _UNREACHABLE = re.compile(
     r"|SocketTimeoutException|No route to host|SlowDown|\b503\b",
     re.IGNORECASE,
 )
+_SLOW = re.compile(r"Could not execute broadcast in|TimeoutException", re.IGNORECASE)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
@@ -89,6 +90,12 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
             ErrorKind.DESTINATION_CONNECTION,
             f"the storage of {path} cannot be reached: {cause}",
             "look at the network and at the storage; the table is tried again",
+        )
+    if _SLOW.search(text):
+        return (
+            ErrorKind.DESTINATION_TIMEOUT,
+            f"Spark took too long to write {path}: {cause}",
+            "give Spark more processors or memory; the table is tried again",
         )
     return (
         ErrorKind.DESTINATION_REJECTED,

@@ -18,6 +18,7 @@ from penstock.postgres.connection import Session, connect, translated
 from penstock.postgres.preflight.finding import Finding, Severity, from_error
 from penstock.postgres.preflight.publication import publication_findings
 from penstock.postgres.preflight.server import (
+    announcement_findings,
     replication_findings,
     retention_findings,
     role_findings,
@@ -81,6 +82,7 @@ def _findings(session: Session, config: PipelineConfig, slot_patience: float) ->
     yield from retention_findings(session)
     yield from slot_findings(session, config, slot)
     yield from publication_findings(session, config)
+    yield from announcement_findings(session)
 
 
 def _has_errors(findings: Sequence[Finding]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import Session, connect, in_recovery, server_version
+from penstock.postgres.ddl_triggers import TriggerState, may_make_triggers, trigger_state
 from penstock.postgres.preflight.finding import Finding, error, from_error, warning
 from penstock.postgres.preflight.queries import count, row, setting
 from penstock.postgres.slots import SlotInfo
@@ -102,6 +103,20 @@ def retention_findings(session: Session) -> Iterator[Finding]:
             " table is copied again",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
         )
+
+
+def announcement_findings(session: Session) -> Iterator[Finding]:
+    """Whether changes of tables are announced, or will be when a pipeline starts."""
+    state = trigger_state(session)
+    if state is TriggerState.CURRENT or may_make_triggers(session):
+        return
+    yield warning(
+        "event triggers",
+        f"are {state.value}: a renamed column is taken for one dropped and one added, values"
+        " that ALTER TABLE ... USING computes go unnoticed where the type stays, and a changed"
+        " table is copied again where it could be followed",
+        "-- run `penstock setup CONFIG` as a superuser, or have one run what it prints",
+    )
 
 
 def role_findings(session: Session) -> Iterator[Finding]:

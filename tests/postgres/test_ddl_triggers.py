@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from penstock.postgres.ddl_triggers import (
+    TriggerState,
+    functions_sql,
+    install,
+    trigger_state,
+    triggers_sql,
+    uninstall,
+)
+from tests.conftest import Database
+
+
+@pytest.fixture
+def session(database: Database) -> psycopg.Connection[tuple[object, ...]]:
+    return database.connect()
+
+
+def made(session: psycopg.Connection[tuple[object, ...]]) -> int:
+    row = session.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'penstock'").fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def test_installing_and_taking_out(session: psycopg.Connection[tuple[object, ...]]) -> None:
+    assert trigger_state(session) is TriggerState.MISSING
+    install(session)
+    install(session)
+    assert trigger_state(session) is TriggerState.CURRENT
+    uninstall(session)
+    uninstall(session)
+    assert trigger_state(session) is TriggerState.MISSING
+    assert made(session) == 0
+
+
+def test_an_older_version_is_replaced(session: psycopg.Connection[tuple[object, ...]]) -> None:
+    install(session)
+    session.execute("COMMENT ON EVENT TRIGGER penstock_announce_columns IS 'penstock 0'")
+    assert trigger_state(session) is TriggerState.OTHER_VERSION
+    install(session)
+    assert trigger_state(session) is TriggerState.CURRENT
+
+
+def test_a_trigger_that_is_switched_off_is_missing(
+    session: psycopg.Connection[tuple[object, ...]],
+) -> None:
+    install(session)
+    session.execute("ALTER EVENT TRIGGER penstock_announce_rewrite DISABLE")
+    assert trigger_state(session) is TriggerState.MISSING
+
+
+def test_what_others_keep_in_the_schema_stays(
+    session: psycopg.Connection[tuple[object, ...]],
+) -> None:
+    install(session)
+    session.execute("CREATE TABLE penstock.theirs (id int)")
+    uninstall(session)
+    assert made(session) == 1
+
+
+def test_a_failing_announcement_lets_the_statement_pass(
+    session: psycopg.Connection[tuple[object, ...]],
+) -> None:
+    broken = functions_sql().replace("pg_logical_emit_message", "no_such_function")
+    session.execute((broken + triggers_sql()).encode())
+    warnings: list[str] = []
+    session.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    session.execute("CREATE TABLE t (id int)")
+    session.execute("ALTER TABLE t ALTER id TYPE bigint")
+    assert len(warnings) == 2
+    assert all("penstock could not announce" in warning for warning in warnings)
+
+
+def test_anybody_may_alter_a_table_then(
+    session: psycopg.Connection[tuple[object, ...]], database: Database
+) -> None:
+    install(session)
+    role = f"{database.name}_plain"
+    session.execute(f"CREATE ROLE {role}".encode())
+    try:
+        session.execute(f"GRANT ALL ON SCHEMA public TO {role}".encode())
+        warnings: list[str] = []
+        session.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+        session.execute(f"SET ROLE {role}".encode())
+        session.execute("CREATE TABLE t (id int)")
+        session.execute("ALTER TABLE t ADD v int DEFAULT 1, ALTER id TYPE bigint")
+        assert warnings == []
+    finally:
+        session.execute("RESET ROLE")
+        session.execute(f"DROP OWNED BY {role}".encode())
+        session.execute(f"DROP ROLE {role}".encode())
