@@ -40,7 +40,7 @@ _FIRST = Life(
 )
 _RECEIVING = ("segment_written", "manifest_created", "acknowledged")
 _COPYING = ("snapshot_taken", "copy_extracted", "copy_written", "copy_recorded", "state_changed")
-_APPLYING = ("batch_committed", "cursor_moved")
+_APPLYING = ("batch_committed", "cursor_moved", "schema_changed")
 
 
 def random_life(chance: random.Random) -> Life:
@@ -53,7 +53,8 @@ def random_life(chance: random.Random) -> Life:
     applying = chance.sample(_APPLYING, len(_APPLYING))
     if chance.random() < 0.6:
         failpoint = chance.choice([*receiving, applying.pop()])
-        kills.append(Kill(Victim.POSTGRES, failpoint, chance.randint(1, 3)))
+        passage = 1 if failpoint == "schema_changed" else chance.randint(1, 3)
+        kills.append(Kill(Victim.POSTGRES, failpoint, passage))
     chance.shuffle(kills)
     if chance.random() < 0.5:
         # One copy is made, so its failpoints are passed once and its states four times.
@@ -62,7 +63,10 @@ def random_life(chance: random.Random) -> Life:
         last = Kill(Victim.DRIVER, failpoint, passage)
         return Life((*kills, last), rejoin=chance.choice(TABLES))
     if chance.random() < 0.6:
-        last = Kill(Victim.DRIVER, applying.pop(), chance.randint(4, 8))
+        failpoint = applying.pop()
+        # Tables change their shape now and then, batches come all the time.
+        passage = chance.randint(1, 2) if failpoint == "schema_changed" else chance.randint(4, 8)
+        last = Kill(Victim.DRIVER, failpoint, passage)
     else:
         last = Kill(chance.choice([Victim.DRIVER, Victim.MACHINE]))
     return Life((*kills, last))
@@ -73,7 +77,7 @@ def soak(kills: int, seed: int) -> tuple[Campaign, int, int]:
     chance = random.Random(seed)
     spark = build_session("penstock-soak", master="local[2]", config=SPARK_SETTINGS)
     compared = rows = 0
-    with Campaign(seed, lambda line: print(line, flush=True)) as campaign:
+    with Campaign(seed, lambda line: print(line, flush=True), migrated=TABLES) as campaign:
         campaign.live(_FIRST)
         while campaign.kills.total() < kills:
             wanted = min(kills, campaign.kills.total() + _COMPARED_EVERY)
@@ -109,7 +113,7 @@ def write_results(
         f"- seed: {campaign.seed}",
         f"- kills: {campaign.kills.total()} ({by_victim})",
         f"- transactions: {outcomes['committed']:,} committed, {undone:,} rolled back",
-        f"- changes: {changes.total():,} ({by_kind})",
+        f"- changes: {changes.total():,} ({by_kind}); tables altered {outcomes['altered']} times",
         f"- rows at the end: {rows:,} in {len(TABLES)} tables",
         f"- time: {seconds / 60:.1f} minutes",
         f"- commit: {commit()}",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.destinations import MemoryDestination
+from penstock.pipeline import copier
 from penstock.pipeline.requests import Action, Request, Requests
-from penstock.schema import TableId
+from penstock.schema import TableId, TableSchema
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
@@ -139,6 +142,36 @@ def test_a_delta_table_that_is_copied_again_stays_there_for_its_readers(
         source.execute("UPDATE a SET n = NULL WHERE id = 5", "DELETE FROM a WHERE id = 6")
         source.catch_up(pipeline)
         assert lake.rows("a") == source.rows("a")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["DROP w"],  # the copy fails
+        # The copy succeeds, with each column's values under the other's name.
+        ["RENAME v TO x", "RENAME w TO v", "RENAME x TO w"],
+    ],
+    ids=["dropped", "swapped"],
+)
+def test_a_copy_that_a_change_overtakes_is_made_again(
+    source: Source, lake: Lake, monkeypatch: pytest.MonkeyPatch, changes: list[str]
+) -> None:
+    source.execute("ALTER TABLE b ADD w text", "INSERT INTO b VALUES (1, 'v', 'w')")
+    changes = [*changes]
+    extract = copier.extract
+
+    def overtaken(
+        session: Any, connection: Any, table: TableSchema, *rest: Any, **more: Any
+    ) -> Any:
+        while table.name.name == "b" and changes:
+            source.execute(f"ALTER TABLE b {changes.pop(0)}")
+        return extract(session, connection, table, *rest, **more)
+
+    monkeypatch.setattr(copier, "extract", overtaken)
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.catch_up(pipeline)
+        assert lake.rows("b") == source.rows("b")
 
 
 def test_a_history_keeps_what_it_has_and_takes_new_columns(source: Source, lake: Lake) -> None:

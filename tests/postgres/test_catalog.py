@@ -8,6 +8,7 @@ from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.catalog import (
     PublishedTable,
+    columns_fingerprint,
     copy_targets,
     partition_leaves,
     publication,
@@ -75,6 +76,15 @@ def schema_of(session: Session, table: str) -> TableSchema:
 
 
 # Membership
+
+
+def test_one_table_of_many_can_be_asked_for(session: Session) -> None:
+    session.execute("CREATE TABLE shop.a (id int PRIMARY KEY); CREATE TABLE shop.b (id int)")
+    session.execute("CREATE TABLE shop.outside (id int PRIMARY KEY)")
+    a, b = publish(session, "FOR TABLE shop.a, shop.b")
+    assert published_tables(session, "pub", only=b.schema.id) == [b]
+    assert published_tables(session, "pub", only=a.schema.id) == [a]
+    assert published_tables(session, "pub", only=schema_of(session, "shop.outside").id) == []
 
 
 def test_a_publication_that_is_not_there(session: Session) -> None:
@@ -267,12 +277,26 @@ def test_what_a_copy_asks_locks_nothing(session: Session, source: PgConnection) 
         for table in published_tables(snapshot.connection, "pub"):
             copy_targets(snapshot.connection, table.schema)
             assert not rewritten(snapshot.connection, table.schema)
+            columns_fingerprint(snapshot.connection, table.schema)
         session.execute("SET lock_timeout = '2s'")
         session.execute("TRUNCATE shop.orders, shop.plain")
         assert all(
             rewritten(snapshot.connection, table.schema)
             for table in published_tables(snapshot.connection, "pub")
         )
+
+
+def test_columns_that_were_altered_show_even_when_that_was_undone(session: Session) -> None:
+    session.execute(PARTITIONED)
+    [table] = publish(session, "FOR TABLE shop.orders", "WITH (publish_via_partition_root)")
+    before = columns_fingerprint(session, table.schema)
+    session.execute("INSERT INTO shop.orders VALUES (5, 'eu', 'x')")
+    assert columns_fingerprint(session, table.schema) == before
+    session.execute("ALTER TABLE shop.orders RENAME note TO n")
+    session.execute("ALTER TABLE shop.orders RENAME n TO note")
+    assert columns_fingerprint(session, table.schema) not in (before, None)
+    session.execute("DROP TABLE shop.orders")
+    assert columns_fingerprint(session, table.schema) is None
 
 
 def test_partitions_under_their_own_names(session: Session) -> None:

@@ -27,12 +27,19 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 from tenacity.wait import wait_exponential_jitter
 
 from penstock.destinations.base import WriteStatus
+from penstock.errors import PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
-from penstock.postgres.catalog import PublishedTable, copy_targets, published_tables, rewritten
+from penstock.postgres.catalog import (
+    PublishedTable,
+    columns_fingerprint,
+    copy_targets,
+    published_tables,
+    rewritten,
+)
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.snapshot import ExportedSnapshot
@@ -161,7 +168,7 @@ class Copier:
     def _extract(self) -> Copied:
         while (copied := self._extract_once()) is None:
             logger.info(
-                "table was truncated or rewritten while it was copied, copying it again",
+                "table was altered, truncated or rewritten while it was copied, copying it again",
                 extra={"table": str(self._table.name)},
             )
             self._remove_leftovers()
@@ -178,12 +185,24 @@ class Copier:
             failpoint("snapshot_taken")
             barrier = end_of_record(snapshot.connection, snapshot.barrier)
             published = self._published(snapshot)
-            files, rows = self._read(snapshot, published, directory)
-            if rewritten(snapshot.connection, published.schema):
+            columns = columns_fingerprint(snapshot.connection, published.schema)
+            try:
+                files, rows = self._read(snapshot, published, directory)
+            except PenstockError:
+                if self._columns_now() == columns:
+                    raise
+                return None
+            # Rows are the snapshot's, but whoever reads them goes by the columns of now: under
+            # a name may be another column since.
+            if rewritten(snapshot.connection, published.schema) or self._columns_now() != columns:
                 return None
             self._wait_for_durability(snapshot.connection, barrier)
         finished = FinishedCopy(copy_id, snapshot.visible, barrier)
         return Copied(published.schema, finished, directory, files, rows)
+
+    def _columns_now(self) -> str | None:
+        with connect(self._context.config.pg_connection, f"{self._context.config.id}_copy") as now:
+            return columns_fingerprint(now, self._table)
 
     def _wait_for_durability(self, session: Session, barrier: Lsn) -> None:
         """Until the source itself cannot lose what the snapshot saw.
@@ -200,12 +219,12 @@ class Copier:
     def _published(self, snapshot: ExportedSnapshot) -> PublishedTable:
         """The table as the snapshot sees it: it may have changed since it was found."""
         config = self._context.config
-        for table in published_tables(
-            snapshot.connection, config.publication_name, config.column_types
-        ):
-            if table.schema.id == self._table.id:
-                return table
-        raise TableGone
+        found = published_tables(
+            snapshot.connection, config.publication_name, config.column_types, self._table.id
+        )
+        if not found:
+            raise TableGone
+        return found[0]
 
     def _read(
         self, snapshot: ExportedSnapshot, published: PublishedTable, directory: Path

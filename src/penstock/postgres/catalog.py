@@ -101,6 +101,7 @@ _PUBLISHED = """
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
     JOIN pg_publication pub ON pub.pubname = p.pubname
     WHERE p.pubname = %(publication)s AND c.relkind IN ('r', 'p')
+      AND c.oid = coalesce(%(only)s::oid, c.oid)
       -- version 14 lists a partition beside its root when both were named
       AND NOT (pub.pubviaroot AND c.relispartition AND EXISTS (
           SELECT FROM pg_partition_ancestors(c.oid) a
@@ -116,14 +117,19 @@ def published_tables(
     session: Session,
     publication_name: str,
     column_types: ColumnTypes | None = None,
+    only: TableId | None = None,
 ) -> list[PublishedTable]:
-    """The tables that the publication sends, by name, with the columns it sends."""
+    """The tables that the publication sends, by name, with the columns it sends.
+
+    `only` asks for one of them: each copy does, and a publication may have thousands.
+    """
     modern = server_version(session) >= 150000
     query = _PUBLISHED.format(
         attnames="p.attnames" if modern else "NULL", rowfilter="p.rowfilter" if modern else "NULL"
     )
     with translated(f"reading the tables of publication {publication_name}"):
-        rows = session.execute(query.encode(), {"publication": publication_name}).fetchall()
+        parameters = {"publication": publication_name, "only": only.oid if only else None}
+        rows = session.execute(query.encode(), parameters).fetchall()
     row_filters = {oid: row_filter for oid, _, row_filter in rows}
     entries = _entries(session, list(row_filters))
     sent = {oid: names for oid, names, _ in rows}
@@ -206,6 +212,22 @@ def rewritten(session: Session, table: TableSchema) -> bool:
     with translated("looking whether the table was rewritten", table.name):
         row = session.execute(query.encode(), {"oid": table.id.oid}).fetchone()
     return row is None or bool(row[0])
+
+
+def columns_fingerprint(session: Session, table: TableSchema) -> str | None:
+    """Tells whether the table's columns, or a partition's, have been altered in between;
+    None for a table that is gone.
+
+    By the row versions of the catalog, so that a change that was changed back shows too.
+    """
+    query = f"""
+        SELECT md5(string_agg(format('%s %s %s', attrelid, attnum, xmin), ',' ORDER BY attrelid,
+                              attnum))
+        FROM pg_attribute WHERE attnum > 0 AND attrelid IN ({_PARTS})
+    """.replace("%s %s %s", "%%s %%s %%s")
+    with translated("reading the table's columns", table.name):
+        row = session.execute(query.encode(), {"oid": table.id.oid}).fetchone()
+    return row[0] if row else None
 
 
 def partition_leaves(session: Session, table: TableSchema) -> list[TableSchema]:
