@@ -10,6 +10,7 @@ import pytest
 
 from penstock.config import BatchConfig, JournalConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.journal import JournalWriter
 from penstock.journal.receiver import Receiver
 from penstock.schema import Lsn
 from penstock.testing.replay import journaled_changes
@@ -307,6 +308,32 @@ def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Pa
         ) or (running.events[-1]["event"] == "resumed" and journal.end >= running.now())
 
     wait_for(emptied)
+
+
+def test_an_idle_receiver_does_not_measure_its_journal_again_and_again(
+    receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.journal.scribe._IDLE_FLUSH_S", 0.01)
+    monkeypatch.setattr("penstock.journal.scribe._USAGE_CHECK_S", 0.01)
+    looks: list[int] = []
+    measured = JournalWriter.disk_usage
+
+    def disk_usage(journal: JournalWriter) -> int:
+        looks.append(measured(journal))
+        return looks[-1]
+
+    monkeypatch.setattr(JournalWriter, "disk_usage", disk_usage)
+    running = receiver()
+    running.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    running.execute("INSERT INTO t VALUES (1)")
+    running.catch_up()
+    wait_for(lambda: looks and looks[-1] > 0)
+    before = len(looks)
+    for _ in range(8):
+        running.execute("SELECT pg_logical_emit_message(true, 'nothing', 'of ours')")
+        target = running.now()
+        wait_for(lambda target=target: running.journal.end >= target)
+    assert len(looks) <= before + 2  # the flush of `catch_up` may have been under way
 
 
 def test_the_slot_moves_while_only_unpublished_tables_change(

@@ -63,6 +63,7 @@ class Scribe:
         self._last_flush = time.monotonic()
         self._next_usage_check = 0.0
         self._journal_full = False
+        self._grown = True
         self.durable = journal.end
         self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
         self._thread.start()
@@ -156,6 +157,7 @@ class Scribe:
             self._flush()
 
     def _flush(self) -> None:
+        self._grown |= not self._builder.empty
         self.durable = self._builder.flush(self._decoder.versions)
         self._last_flush = time.monotonic()
 
@@ -164,11 +166,13 @@ class Scribe:
 
         Only what manifests name counts: a single transaction larger than the
         limit must be allowed to reach its commit, or nothing would ever go.
+        Without a flush since the last look it can only have become smaller, and
+        a look at every segment of hundreds of tables is not free.
         """
         now = time.monotonic()
-        if now < self._next_usage_check:
+        if now < self._next_usage_check or not (self._journal_full or self._grown):
             return
-        self._next_usage_check = now + _USAGE_CHECK_S
+        self._next_usage_check, self._grown = now + _USAGE_CHECK_S, False
         used = self._journal.disk_usage() - self._builder.spilled_bytes
         limit = self._max_bytes * (_RESUME_SHARE if self._journal_full else 1.0)
         self._journal_full = used >= limit
