@@ -127,6 +127,23 @@ def test_manifests_go_from_the_oldest_on_and_their_schemas_stay(writer: JournalW
     assert ends(again, A) == [50]
 
 
+def test_manifests_that_hold_nothing_go_many_at_a_time(writer: JournalWriter) -> None:
+    # A checkpoint names all schemas. With hundreds of tables and an idle source it would
+    # be written every two seconds, for a file or two that hold nothing.
+    journal = reopened(writer)
+    most = checkpoints = 0
+    for end in range(20, 5020, 10):
+        flush(writer, end)
+        journal.refresh()
+        before = journal.start
+        journal.retire({})
+        checkpoints += journal.start > before
+        most = max(most, len(list(writer.manifests_directory.iterdir())))
+    assert checkpoints < 10
+    assert most < 100
+    assert reopened(writer).end == journal.end == Lsn(5010)
+
+
 def test_a_writer_goes_on_after_everything_was_retired(writer: JournalWriter) -> None:
     flush(writer, 20, A, new=(schema(A),))
     journal = reopened(writer)
