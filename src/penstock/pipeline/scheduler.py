@@ -43,6 +43,7 @@ class Scheduler:
         self._on_failure = on_failure
         self._tables: dict[TableId, PipelineTable] = {}
         self._lock = RLock()
+        self._next_retry: datetime | None = None
         self._wake = Event()
         self._pools = {
             Job.COPY: ThreadPoolExecutor(config.max_table_sync_workers, "penstock-copy"),
@@ -157,17 +158,15 @@ class Scheduler:
             self._wake.clear()
             taken = self._context.journal.refresh()
             now = time.monotonic()
-            if taken or woken or now - looked_at >= _LOOK_AROUND or self._retry_due():
+            if taken or woken or now - looked_at >= _LOOK_AROUND or self._retry_due:
                 looked_at = now
                 if self._hand_out() or taken:
                     moved_at = now
             self._wake.wait(_POLL if now - moved_at < _IDLE_AFTER else _IDLE_POLL)
 
+    @property
     def _retry_due(self) -> bool:
-        with self._lock:
-            due = [table.next_due for table in self._tables.values() if table.job is None]
-        now = datetime.now(UTC)
-        return any(at is not None and at <= now for at in due)
+        return self._next_retry is not None and self._next_retry <= datetime.now(UTC)
 
     def _hand_out(self) -> int:
         """Give every table that has something to do to its pool; how many these are."""
@@ -186,6 +185,9 @@ class Scheduler:
                     handed_out += 1
                     future = self._pools[job].submit(table.run, job)
                     future.add_done_callback(self._done)
+            due = [table.next_due for table in self._tables.values() if table.job is None]
+            # Kept, because it is asked for many times a second; whatever changes it wakes us.
+            self._next_retry = min((at for at in due if at is not None), default=None)
         return handed_out
 
     def _done(self, future: Future[None]) -> None:
