@@ -12,6 +12,7 @@ import pytest
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
 from penstock.destinations.delta.first_commit import write_first_commit
+from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableName
@@ -68,6 +69,32 @@ def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_first_commit(tmp_path, NOTES, "{}", BATCH, {})
     assert commit.read_text().count("commitInfo") == 1
+
+
+def test_a_log_is_read_from_its_newest_commit_on(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+
+    def commit(version: int, *actions: dict[str, object]) -> None:
+        lines = [json.dumps(action, separators=(",", ":")) + "\n" for action in actions]
+        (log / f"{version:020}.json").write_text("".join(lines))
+
+    add = {"add": {"path": "commitInfo"}}
+    commit(8, {"commitInfo": {"userMetadata": COPY.dumps()}}, add)
+    commit(9, add, {"commitInfo": {"userMetadata": BATCH.dumps()}})
+    commit(10, {"commitInfo": {"operation": "OPTIMIZE", "userMetadata": COPY.carry().dumps()}})
+    commit(11, {"commitInfo": {"operation": "VACUUM START"}})
+    commit(12, add)
+    for other in ("00000000000000000099.00000000000000000100.compacted.json", "_last_checkpoint"):
+        (log / other).write_text('{"commitInfo": {"userMetadata": "no commit"}}')
+    assert list(user_metadata(tmp_path)) == [
+        None,
+        None,
+        COPY.carry().dumps(),
+        BATCH.dumps(),
+        COPY.dumps(),
+    ]
+    assert newest(user_metadata(tmp_path)) == BATCH
 
 
 def test_files_are_moved_only_within_a_filesystem(tmp_path: Path) -> None:

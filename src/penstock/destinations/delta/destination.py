@@ -23,6 +23,7 @@ from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.failures import explained, is_conflict
 from penstock.destinations.delta.first_commit import has_local_times, write_first_commit
+from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.mirror import Mirror
 from penstock.errors import ErrorKind, PenstockError
@@ -294,6 +295,9 @@ class DeltaDestination(Destination):
         return bool(DeltaTable.isDeltaTable(self._new_session(), path))
 
     def _mark(self, path: str) -> Mark | None:
+        directory = location.local(path)
+        if directory is not None:
+            return newest(user_metadata(directory))
         history = f"DESCRIBE HISTORY {statements.table_at(path)}"
         session = self._new_session()
         mark = None

@@ -1,0 +1,29 @@
+"""A local table's Delta log, read without Spark.
+
+A query of a table's history costs a fifth of a second, whatever it finds, and every table
+is asked for its position when a pipeline starts: for hundreds of tables that is minutes.
+On a local filesystem the newest commits are a few small files of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_COMMIT = re.compile(r"\d{20}\.json")
+_INFO = '{"commitInfo"'
+
+
+def user_metadata(directory: Path) -> Iterator[str | None]:
+    """What the commits that are still in the log say of themselves, from the newest on."""
+    log = directory / "_delta_log"
+    commits = sorted((p.name for p in log.iterdir() if _COMMIT.fullmatch(p.name)), reverse=True)
+    for name in commits:
+        try:
+            with (log / name).open(encoding="utf-8") as actions:
+                found = next((line for line in actions if line.startswith(_INFO)), None)
+        except FileNotFoundError:
+            return  # Delta removes old commits, from the oldest on
+        yield json.loads(found)["commitInfo"].get("userMetadata") if found else None
