@@ -24,6 +24,7 @@ from penstock.schema import Lsn
 logger = logging.getLogger("penstock.pipeline.source")
 
 _MEMBERSHIP_SECONDS = 2.0
+_MEMBERSHIP_SHARE = 0.01
 _LOCK_TIMEOUT = "2s"
 
 
@@ -73,17 +74,18 @@ class SourceWatch:
 
     def _run(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000
-        asked_at = time.monotonic()
+        asked_at, pause = time.monotonic(), _MEMBERSHIP_SECONDS
         while not self._context.stopping.is_set():
             try:
                 self.status = source_status(self._connected(), self._context.config.slot_name)
                 self._context.source.last_seen = self.status.position
-                if time.monotonic() - asked_at >= _MEMBERSHIP_SECONDS:
-                    asked_at = time.monotonic()
+                if time.monotonic() - asked_at >= pause:
+                    asked_at, worked = time.monotonic(), time.thread_time()
                     # A publication that is gone takes no table with it: the
                     # receiver fails and says so.
                     if (membership := self.membership()) is not None:
                         self._on_membership(membership)
+                    pause = look_pause(time.thread_time() - worked)
             except PenstockError as error:
                 logger.debug("source not reached", extra={"reason": error.message})
                 self.status = replace(self.status, problem=error.message)
@@ -104,6 +106,14 @@ class SourceWatch:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def look_pause(cost: float) -> float:
+    """How long after a look that took so much processor time the next one comes.
+
+    It reads every column of every table: for hundreds of tables, less often.
+    """
+    return max(_MEMBERSHIP_SECONDS, cost / _MEMBERSHIP_SHARE)
 
 
 def source_status(session: Session, slot_name: str) -> SourceStatus:
