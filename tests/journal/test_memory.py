@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.config import BackpressureConfig, BatchConfig, PgConnection, PipelineConfig
+from pathlib import Path
+
+import numpy as np
+
+from penstock.config import MIB, BackpressureConfig, BatchConfig, PgConnection, PipelineConfig
+from penstock.journal.journal import JournalWriter
 from penstock.journal.memory import MemoryGauge, machine_memory
+from penstock.journal.scribe import Scribe
+from penstock.testing.sample_tables import NOTES
+from penstock.testing.waiting import wait_for
 
 
 def gauge(memory: int) -> MemoryGauge:
@@ -28,6 +36,24 @@ def test_reading_pauses_at_one_share_and_resumes_at_a_smaller_one() -> None:
 def test_flushes_are_smaller_on_a_small_machine() -> None:
     assert gauge(2**30).flush_bytes == 1000
     assert gauge(2000).flush_bytes == 200
+
+
+def test_rows_larger_than_a_buffer_count_with_their_size(tmp_path: Path) -> None:
+    config = PipelineConfig(
+        id="x",
+        publication_name="p",
+        pg_connection=PgConnection(),
+        batch=BatchConfig(memory_budget_ratio=200 * MIB / machine_memory()),
+    )
+    scribe = Scribe(config, JournalWriter(tmp_path), lambda _: NOTES)
+    try:
+        buffer = scribe.fresh_buffer(0)
+        assert buffer is not None
+        assert not scribe.paused
+        buffer.data = np.empty(300 * MIB, np.uint8)
+        wait_for(lambda: scribe.paused)
+    finally:
+        scribe.close()
 
 
 def test_the_machine_has_memory() -> None:

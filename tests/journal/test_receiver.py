@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config import BatchConfig, JournalConfig
+from penstock.config import MIB, BatchConfig, JournalConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import JournalWriter
+from penstock.journal.memory import machine_memory
 from penstock.journal.receiver import Receiver
 from penstock.schema import Lsn
 from penstock.testing.replay import journaled_changes
@@ -177,6 +178,19 @@ def test_a_transaction_larger_than_memory_is_written_in_pieces(receiver: Any) ->
     assert sum(segment.rows for segment in flushes[0].segments) == 600_000
     assert journal.last_manifest is not None
     assert journal.last_manifest.number > before
+
+
+def test_a_row_larger_than_the_memory_budget_passes(receiver: Any) -> None:
+    budget = BatchConfig(memory_budget_ratio=60 * MIB / machine_memory())
+    running = receiver(batch=budget)
+    running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    running.execute("INSERT INTO t VALUES (1, repeat('x', 64000000))")
+    running.execute("INSERT INTO t VALUES (2, 'small')")
+    journal = running.catch_up()
+    table = running.schema(journal, "t").id
+    flushes = journal.pending(table, Lsn(0))
+    assert sum(segment.rows for flush in flushes for segment in flush.segments) == 2
+    assert any(event["event"] == "paused" for event in running.events)
 
 
 def test_the_end_of_a_flood_is_not_kept_waiting(receiver: Any) -> None:

@@ -140,6 +140,10 @@ class _Loop:
             if (wait := scribe.paused) != paused:
                 paused = wait
                 self._report({"event": "paused" if paused else "resumed"})
+            if paused and frames is not None and frames.count:
+                # One row may be larger than the budget: kept back, it would never be less.
+                scribe.take(frames)
+                frames = None
             if frames is None or paused:
                 if frames is None:
                     frames = scribe.fresh_buffer(_IDLE_WAIT_S)

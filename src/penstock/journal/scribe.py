@@ -55,8 +55,9 @@ class Scribe:
         self._builder = FlushBuilder(journal, self._memory.flush_bytes)
         self._work: queue.SimpleQueue[CopyBuffer | _Idle | None] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[CopyBuffer] = queue.SimpleQueue()
-        for _ in range(_BUFFERS):
-            self._free.put(CopyBuffer(_BUFFER_BYTES, _BUFFER_FRAMES))
+        self._buffers = [CopyBuffer(_BUFFER_BYTES, _BUFFER_FRAMES) for _ in range(_BUFFERS)]
+        for buffer in self._buffers:
+            self._free.put(buffer)
         self._error: BaseException | None = None
         self._in_transaction = False
         self._lull = False
@@ -80,7 +81,9 @@ class Scribe:
     @property
     def paused(self) -> bool:
         """Whether to read no more for the moment: the journal or the memory is full."""
-        waiting = (_BUFFERS - self._free.qsize()) * _BUFFER_BYTES
+        # A row larger than a buffer has made it grow.
+        room = sum(buffer.data.nbytes for buffer in self._buffers)
+        waiting = room - self._free.qsize() * _BUFFER_BYTES
         return self._journal_full or self._memory.paused(waiting + self._builder.memory)
 
     def take(self, frames: CopyBuffer, *, lull: bool = False) -> None:
