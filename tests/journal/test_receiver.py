@@ -184,12 +184,12 @@ def test_a_row_larger_than_the_memory_budget_passes(receiver: Any) -> None:
     budget = BatchConfig(memory_budget_ratio=60 * MIB / machine_memory())
     running = receiver(batch=budget)
     running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    running.execute("INSERT INTO t VALUES (1, repeat('x', 64000000))")
-    running.execute("INSERT INTO t VALUES (2, 'small')")
+    running.execute("INSERT INTO t SELECT g, repeat('x', 64000000) FROM generate_series(1, 2) g")
+    running.execute("INSERT INTO t VALUES (3, 'small')")
     journal = running.catch_up()
     table = running.schema(journal, "t").id
     flushes = journal.pending(table, Lsn(0))
-    assert sum(segment.rows for flush in flushes for segment in flush.segments) == 2
+    assert sum(segment.rows for flush in flushes for segment in flush.segments) == 3
     assert any(event["event"] == "paused" for event in running.events)
 
 
