@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
@@ -84,6 +84,7 @@ class Journal:
         self.segments_directory = self.root / "segments"
         self.copies_directory = self.root / "copies"
         self._lock = RLock()
+        self._retiring = Lock()
         self._manifests: list[Manifest] = []
         self._checkpoint = Checkpoint()
         self._schemas: dict[TableId, dict[Lsn, TableSchema]] = {}
@@ -202,40 +203,49 @@ class Journal:
         A table that is not in `passed` keeps everything.
         """
         horizon = now() - retention
-        with self._lock:
-            dropped = dict(self._checkpoint.dropped)
-            doomed: list[SegmentRef] = []
-            for manifest in self._manifests:
-                if manifest.created_at > horizon:
-                    continue
-                over = {
-                    table_id
-                    for table_id in manifest.tables
-                    if self._dropped(table_id) < manifest.end <= passed.get(table_id, ZERO_LSN)
-                }
-                doomed += [s for s in manifest.segments if s.table_id in over]
-                dropped |= dict.fromkeys(over, manifest.end)
-            gone = self._removable(dropped, horizon)
-            # An idle source's manifests hold nothing, and come each second. A checkpoint
-            # names every table's schema: it is not written for a few of them.
-            if dropped == self._checkpoint.dropped and len(gone) < _WORTH_A_CHECKPOINT:
-                return 0
-            keep = self._manifests[len(gone) :]
-            schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
-            schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
-            self._checkpoint = Checkpoint(
-                keep[0].number, keep[0].start, tuple(schemas.values()), dropped
-            )
-            replace(self.root / "checkpoint.json", self._checkpoint.dumps())
-            self._manifests = keep
-            for table_id, flushes in self._flushes.items():
-                limit = dropped.get(table_id, ZERO_LSN)
-                self._flushes[table_id] = [flush for flush in flushes if flush.end > limit]
+        with self._retiring:
+            with self._lock:
+                doomed, dropped = self._passed(passed, horizon)
+                gone = self._removable(dropped, horizon)
+                # A checkpoint has every schema: too much for a few idle seconds' manifests.
+                if dropped == self._checkpoint.dropped and len(gone) < _WORTH_A_CHECKPOINT:
+                    return 0
+                first = self._manifests[len(gone)]
+                schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
+                schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
+                checkpoint = Checkpoint(first.number, first.start, tuple(schemas.values()), dropped)
+            # Without the lock: who reads meanwhile does not wait for the disk.
+            replace(self.root / "checkpoint.json", checkpoint.dumps())
+            with self._lock:
+                self._checkpoint = checkpoint
+                self._manifests = self._manifests[len(gone) :]
+                for table_id, flushes in self._flushes.items():
+                    limit = dropped.get(table_id, ZERO_LSN)
+                    self._flushes[table_id] = [flush for flush in flushes if flush.end > limit]
         for manifest in gone:
             self._manifest_path(manifest.number).unlink(missing_ok=True)
         for segment in doomed:
             (self.root / segment.path).unlink(missing_ok=True)
         return sum(segment.bytes for segment in doomed)
+
+    def _passed(
+        self, passed: Mapping[TableId, Lsn], horizon: datetime
+    ) -> tuple[list[SegmentRef], dict[TableId, Lsn]]:
+        """The segments that their tables have passed, and up to where each table has then
+        given up everything."""
+        doomed: list[SegmentRef] = []
+        dropped = dict(self._checkpoint.dropped)
+        for manifest in self._manifests:
+            if manifest.created_at > horizon:
+                continue
+            over = {
+                table_id
+                for table_id in manifest.tables
+                if self._dropped(table_id) < manifest.end <= passed.get(table_id, ZERO_LSN)
+            }
+            doomed += [segment for segment in manifest.segments if segment.table_id in over]
+            dropped |= dict.fromkeys(over, manifest.end)
+        return doomed, dropped
 
     def _dropped(self, table_id: TableId) -> Lsn:
         return self._checkpoint.dropped.get(table_id, ZERO_LSN)
