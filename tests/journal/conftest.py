@@ -123,12 +123,8 @@ def receiver(database: Any, tmp_path: Path) -> Iterator[StartReceiver]:
         if exists is None:
             connection.execute("CREATE PUBLICATION pub FOR ALL TABLES")
         settings.setdefault("journal", JournalConfig(location=str(tmp_path / "journal")))
-        config = PipelineConfig(
-            id=database.name,
-            publication_name="pub",
-            pg_connection=PgConnection(uri=database.dsn),
-            **settings,
-        )
+        settings.setdefault("pg_connection", PgConnection(uri=database.dsn))
+        config = PipelineConfig(id=database.name, publication_name="pub", **settings)
         running = Running(config, connection)
         started.append(running)
         running.start()

@@ -1,10 +1,15 @@
-"""A slot that is gone: refused, or everything anew."""
+"""A slot or a journal that is gone: refused, or everything anew; at the start and while running."""
 
 from __future__ import annotations
 
+import shutil
+
+import psycopg
 import pytest
 
+from penstock import Pipeline
 from penstock.errors import ErrorKind, PenstockError
+from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
 
@@ -20,6 +25,13 @@ def test_a_lost_slot_is_an_error(source: Source) -> None:
     with pytest.raises(PenstockError, match="is gone") as caught:
         source.pipeline().start()
     assert caught.value.kind is ErrorKind.SOURCE_SLOT
+    # What the hint says: without the journal, everything is copied again, and nothing is
+    # left out that happened since.
+    shutil.rmtree(source.config().journal_path)
+    with source.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.catch_up(pipeline)
+    assert source.mirrored("a") == source.rows("a")
 
 
 def test_a_lost_slot_is_made_again_and_every_table_copied(source: Source) -> None:
@@ -29,3 +41,81 @@ def test_a_lost_slot_is_made_again_and_every_table_copied(source: Source) -> Non
         source.execute("INSERT INTO a VALUES (1002, 'streamed')")
         source.catch_up(pipeline)
     assert source.mirrored("a") == source.rows("a")
+
+
+def test_a_slot_that_is_lost_while_running_is_made_again(source: Source) -> None:
+    with source.pipeline(invalidated_slot_behavior="recreate") as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        drop_slot(source, pipeline)
+        source.execute("INSERT INTO a VALUES (1001, 'in no slot')", "DELETE FROM a WHERE id = 1")
+        wait_for(lambda: source.mirrored("a") == source.rows("a"))
+        pipeline.wait_until_ready(TIMEOUT)
+
+        invalidate_slot(source, pipeline)
+        source.execute("INSERT INTO a VALUES (1002, 'again')", "DELETE FROM a WHERE id = 2")
+        wait_for(lambda: source.mirrored("a") == source.rows("a"))
+        source.execute("INSERT INTO b VALUES (1, 'streamed')")
+        source.catch_up(pipeline)
+        assert source.mirrored("b") == source.rows("b")
+        assert pipeline.status().running
+        assert pipeline.status().receiver.state == "streaming"
+    assert source.destination.called("copy", "public.a") == 3
+    assert source.destination.called("shutdown", "") == 1
+
+
+def test_a_slot_that_is_invalidated_while_running_ends_the_pipeline(source: Source) -> None:
+    pipeline = source.pipeline()
+    pipeline.start()
+    pipeline.wait_until_ready(TIMEOUT)
+    invalidate_slot(source, pipeline)
+    with pytest.raises(PenstockError, match="is lost: wal_removed") as caught:
+        pipeline.wait()
+    assert caught.value.kind is ErrorKind.SOURCE_SLOT
+    assert "invalidated_slot_behavior: recreate" in str(caught.value.hint)
+
+
+def drop_slot(source: Source, pipeline: Pipeline) -> None:
+    slot = pipeline.config.slot_name
+
+    def dropped() -> bool:
+        try:
+            source.connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+        except psycopg.errors.ObjectInUse:
+            source.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                f" WHERE slot_name = '{slot}'"
+            )
+            return False
+        return True
+
+    wait_for(dropped)
+
+
+def invalidate_slot(source: Source, pipeline: Pipeline) -> None:
+    """By more WAL than the server keeps, while the receiver does not read."""
+    import psutil
+
+    pid = pipeline.status().receiver.pid
+    assert pid is not None
+    slot = pipeline.config.slot_name
+    receiver = psutil.Process(pid)
+    receiver.suspend()
+    try:
+        source.execute(
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'", "SELECT pg_reload_conf()"
+        )
+
+        def lost() -> bool:
+            source.execute(
+                "SELECT pg_logical_emit_message(true, 'x', 'x')", "SELECT pg_switch_wal()"
+            )
+            source.execute("CHECKPOINT")
+            row = source.connection.execute(
+                "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", [slot]
+            ).fetchone()
+            return row == ("lost",)
+
+        wait_for(lost)
+    finally:
+        source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+        receiver.resume()

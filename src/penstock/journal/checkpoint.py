@@ -15,13 +15,15 @@ class Checkpoint:
     """The journal's memory of what it has retired.
 
     `dropped` says, for each table, up to which position its segments are gone:
-    a cursor before it cannot be served.
+    a cursor before it cannot be served. `began` is where the first manifest of all
+    started, which no cursor in this journal can be before.
     """
 
     first_number: int = 1
     start: Lsn = ZERO_LSN
     schemas: tuple[TableSchema, ...] = ()
     dropped: Mapping[TableId, Lsn] = field(default_factory=dict)
+    began: Lsn = ZERO_LSN
 
     def dumps(self) -> str:
         return json.dumps(
@@ -30,6 +32,7 @@ class Checkpoint:
                 "start": str(self.start),
                 "schemas": [schema.to_json() for schema in self.schemas],
                 "dropped": {str(table.oid): str(lsn) for table, lsn in self.dropped.items()},
+                "began": str(self.began),
             }
         )
 
@@ -41,4 +44,5 @@ class Checkpoint:
             Lsn.parse(data["start"]),
             tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
             {TableId(int(oid)): Lsn.parse(lsn) for oid, lsn in data["dropped"].items()},
+            Lsn.parse(data.get("began", "0/0")),
         )

@@ -93,6 +93,14 @@ class Journal:
 
     # What there is.
 
+    def owner(self) -> JournalOwner | None:
+        """Whose journal this is; None when it is new."""
+        try:
+            data: dict[str, Any] = json.loads((self.root / "journal.json").read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return JournalOwner(data["slot"], data["system_identifier"], data["database"])
+
     def refresh(self) -> int:
         """Take in manifests that are new; how many."""
         with self._lock:
@@ -139,6 +147,12 @@ class Journal:
         """Changes committed before this are not (or no longer) here."""
         with self._lock:
             return self._manifests[0].start if self._manifests else ZERO_LSN
+
+    @property
+    def began(self) -> Lsn:
+        """Where its very first manifest started. A cursor before this is of another journal."""
+        with self._lock:
+            return self.start if self._checkpoint.first_number == 1 else self._checkpoint.began
 
     @property
     def end(self) -> Lsn:
@@ -213,7 +227,9 @@ class Journal:
                 first = self._manifests[len(gone)]
                 schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
                 schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
-                checkpoint = Checkpoint(first.number, first.start, tuple(schemas.values()), dropped)
+                checkpoint = Checkpoint(
+                    first.number, first.start, tuple(schemas.values()), dropped, self.began
+                )
             # Without the lock: who reads meanwhile does not wait for the disk.
             replace(self.root / "checkpoint.json", checkpoint.dumps())
             with self._lock:
@@ -329,14 +345,6 @@ class JournalWriter(Journal):
     `refresh` it once at start. After the first `append` it knows only the
     journal's end; read through a `Journal` of your own.
     """
-
-    def owner(self) -> JournalOwner | None:
-        """Whose journal this is; None when it is new."""
-        try:
-            data: dict[str, Any] = json.loads((self.root / "journal.json").read_text("utf-8"))
-        except FileNotFoundError:
-            return None
-        return JournalOwner(data["slot"], data["system_identifier"], data["database"])
 
     def claim(self, owner: JournalOwner) -> None:
         """Make a new journal for `owner`. Written before the slot is created, so

@@ -35,7 +35,7 @@ from penstock.journal.lock import ReceiverLock
 from penstock.journal.relations import RelationCatalog
 from penstock.journal.scribe import Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
-from penstock.postgres.connection import Session, connect
+from penstock.postgres.connection import Session, abort, connect
 from penstock.postgres.replication import ReplicationStream
 from penstock.schema import Lsn
 
@@ -48,6 +48,7 @@ _QUIET_S = 0.01
 _HAND_OVER_S = 0.1
 """A stream that never is quiet hands over at this interval."""
 _IDLE_WAIT_S = 0.1
+_CATALOG_PATIENCE_S = 10.0
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 
@@ -114,8 +115,11 @@ class Receiver:
         try:
             _Loop(stream, scribe, self._report).run(stop)
         finally:
-            # What was received whole is worth keeping, whatever ended the loop.
-            scribe.close()
+            # What was received whole is worth keeping, whatever ended the loop. But the
+            # scribe asks the catalog, and a network that fails fails for both.
+            if not scribe.close(_CATALOG_PATIENCE_S):
+                abort(catalog)
+                scribe.close()
         stream.acknowledge(scribe.durable)
 
 

@@ -101,10 +101,11 @@ class Scribe:
         if self._error is not None:
             raise self._error
 
-    def close(self) -> None:
-        """Flush what is whole, and end the thread."""
+    def close(self, wait: float | None = None) -> bool:
+        """Flush what is whole, and end the thread; False if that takes longer than `wait`."""
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(wait)
+        return not self._thread.is_alive()
 
     # In the thread.
 

@@ -16,6 +16,12 @@ from penstock.postgres.connection import Session, system_identifier, translated
 from penstock.postgres.replication import ReplicationStream
 from penstock.postgres.slots import SlotInfo, slot_info
 
+_ANEW = (
+    "start the pipeline with invalidated_slot_behavior: recreate, or drop the slot if it is there"
+    " and remove the journal; every table is copied again. `penstock doctor` tells which limits"
+    " of the server cost the slot"
+)
+
 
 def prepare_source(
     config: PipelineConfig, journal: JournalWriter, catalog: Session, stream: ReplicationStream
@@ -40,11 +46,15 @@ def sender_timeout(catalog: Session) -> float:
     return float(row[0]) if row else 0.0
 
 
+def rightful_owner(config: PipelineConfig, catalog: Session) -> JournalOwner:
+    """Who a journal must belong to for this pipeline to use it."""
+    return JournalOwner(config.slot_name, system_identifier(catalog), catalog.info.dbname)
+
+
 def _claim(
     config: PipelineConfig, journal: JournalWriter, catalog: Session, slot: SlotInfo | None
 ) -> None:
-    wanted = JournalOwner(config.slot_name, system_identifier(catalog), catalog.info.dbname)
-    owner = journal.owner()
+    wanted, owner = rightful_owner(config, catalog), journal.owner()
     if owner is None:
         if slot is not None:
             raise PenstockError(
@@ -92,8 +102,7 @@ def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | N
         raise PenstockError(
             ErrorKind.SOURCE_SLOT,
             f"the slot {config.slot_name} is gone: changes after {journal.end} cannot be had",
-            hint="remove the journal and the store's states, and start the pipeline anew:"
-            " every table is copied again",
+            hint=_ANEW,
         )
     if slot.lost:
         raise _lost(slot)
@@ -102,7 +111,7 @@ def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | N
             ErrorKind.SOURCE_SLOT,
             f"the slot {slot.name} is at {slot.confirmed_flush_lsn}, ahead of the journal"
             f" {journal.root}, which ends at {journal.end}: the journal was lost or rolled back",
-            hint="restore the journal, or drop the slot and begin with an empty journal:"
+            hint="restore the journal, or drop the slot and remove the journal:"
             " every table is copied again",
             position=journal.end,
         )
@@ -112,6 +121,5 @@ def _lost(slot: SlotInfo) -> PenstockError:
     return PenstockError(
         ErrorKind.SOURCE_SLOT,
         f"the slot {slot.name} is lost: {slot.invalidation_reason or slot.wal_status}",
-        hint="raise max_slot_wal_keep_size, drop the slot and begin with an empty journal:"
-        " every table is copied again",
+        hint=_ANEW,
     )

@@ -1,11 +1,8 @@
 """A pipeline: everything that has to run, started in order and stopped in the other.
 
 What can be refused is refused before anything is made: the preflight, the store,
-Spark and the destination come first, and only then the receiver, which creates
-the slot. A slot that nobody reads makes Postgres keep its WAL.
-
-The slot must exist before the first table's snapshot is taken, or changes between
-the two would be in neither. The journal's first manifest says that it does.
+Spark and the destination come first, and only then the receiver (see `engine`), which
+creates the slot. A slot that nobody reads makes Postgres keep its WAL.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from threading import Event, Lock, RLock
+from threading import Event, Lock, RLock, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -23,13 +20,9 @@ from penstock.destinations.base import Destination, DestinationContext
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.copier import remove_leftovers
-from penstock.pipeline.housekeeper import Housekeeper
-from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverReport, ReceiverState
-from penstock.pipeline.retention import Retention
-from penstock.pipeline.scheduler import Scheduler
+from penstock.pipeline.engine import Engine
+from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.slot_recovery import recover_lost_slot
-from penstock.pipeline.source_watch import Membership, SourceWatch
 from penstock.pipeline.status import (
     JournalStatus,
     PipelineStatus,
@@ -43,7 +36,7 @@ from penstock.pipeline.table import PipelineTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_triggers import TriggerState, install, may_make_triggers, trigger_state
 from penstock.postgres.preflight import preflight, require
-from penstock.schema import Lsn, TableId
+from penstock.schema import Lsn
 from penstock.states import Errored
 from penstock.stores.base import PipelineStore
 
@@ -54,7 +47,7 @@ logger = logging.getLogger("penstock.pipeline")
 
 _SLOT_PATIENCE = 15.0
 _POLL = 0.02
-_LOG_WAIT = 10.0
+_RECOVERY_DELAY = 1.0
 
 
 class Pipeline:
@@ -83,13 +76,11 @@ class Pipeline:
         self._closing_lock = RLock()
         self._asked_to_stop = Event()
         self._started = False
-        self._running = False
+        self._running = self._recovering = False
         self._ended = Event()
         self._failure: PenstockError | None = None
         self._closing = ExitStack()
-        self._receiver: ReceiverProcess | None = None
-        self._scheduler: Scheduler | None = None
-        self._watch: SourceWatch | None = None
+        self._engine: Engine | None = None
 
     def __enter__(self) -> Self:
         if not self._started:
@@ -145,11 +136,12 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """Where everything stands now."""
-        source = self._watch.status if self._watch else SourceStatus()
+        engine = self._engine
+        source = engine.watch.status if engine else SourceStatus()
         return PipelineStatus(
             self.config.id,
             self._running,
-            self._receiver.report if self._receiver else ReceiverReport(ReceiverState.STOPPED),
+            engine.receiver.report if engine else ReceiverReport(ReceiverState.STOPPED),
             source,
             JournalStatus.of(self._journal),
             tuple(self._table_status(table, source.position) for table in self._tables()),
@@ -182,7 +174,7 @@ class Pipeline:
     def _wait_for(self, reached: Callable[[], bool], what: str, timeout: float | None) -> None:
         self._require_started()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not reached():
+        while self._recovering or not reached():
             for table in self._tables():
                 _require_no_standstill(table)
             if self._failure is not None:
@@ -212,32 +204,23 @@ class Pipeline:
         spark = self._spark or self._build_spark()
         self._journal.refresh()
         recover_lost_slot(self.config, self._store, self._journal)
-        context = PipelineContext(self.config, self._store, self._journal, self._destination, spark)
         self._destination.startup(DestinationContext(self.config.id, spark, self._store))
         closing.callback(self._destination.shutdown)
+        closing.callback(self._stop_engine)
+        self._spark = spark
+        self._start_engine()
 
-        self._scheduler = scheduler = Scheduler(context, self._fail)
-        retention = Retention(context, scheduler)
-        self._watch = watch = SourceWatch(context, lambda m: _join(m, scheduler, retention))
-        before_slot = self._published_before_slot(watch)
-        self._receiver = receiver = ReceiverProcess(self.config, self._fail)
-        closing.callback(receiver.stop)
-        receiver.start()
-        self._wait_for_slot(receiver)
-        remove_leftovers(self._journal)
+    def _start_engine(self) -> None:
+        assert self._spark is not None
+        context = PipelineContext(
+            self.config, self._store, self._journal, self._destination, self._spark
+        )
+        self._engine = engine = Engine(context, lambda error: self._fail(error, engine))
+        engine.start(self._require_startable)
 
-        membership = watch.membership()
-        if membership is not None:
-            retention.note_membership(_ids(membership), membership.as_of)
-            scheduler.set_membership(membership, before_slot=before_slot)
-        housekeeper = Housekeeper(context, scheduler, retention)
-        closing.callback(scheduler.stop)
-        closing.callback(housekeeper.stop)
-        closing.callback(watch.stop)
-        closing.callback(receiver.terminate)
-        scheduler.start()
-        housekeeper.start()
-        watch.start()
+    def _stop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
 
     def _have_changes_announced(self) -> None:
         """Put the event triggers in where we may; without them more is copied again."""
@@ -257,40 +240,67 @@ class Pipeline:
             self._closing.callback(spark.stop)
         return spark
 
-    def _published_before_slot(self, watch: SourceWatch) -> frozenset[TableId]:
-        """Tables that are in the publication while there is no slot yet."""
-        if not self._journal.empty:
-            return frozenset()
-        membership = watch.membership()
-        return _ids(membership) if membership else frozenset()
+    def _require_startable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._asked_to_stop.is_set():
+            raise PenstockError(
+                ErrorKind.INVALID_STATE, "the pipeline was shut down while it started"
+            )
 
-    def _wait_for_slot(self, receiver: ReceiverProcess) -> None:
-        """Until the journal has its first manifest. Making a slot waits for running
-        transactions, so this may take as long as they do."""
-        log_at = time.monotonic() + _LOG_WAIT
-        while True:
-            self._journal.refresh()
-            if not self._journal.empty and receiver.settled:
-                return
-            if self._failure is not None:
-                raise self._failure
-            if self._asked_to_stop.is_set():
-                raise PenstockError(
-                    ErrorKind.INVALID_STATE, "the pipeline was shut down while it started"
-                )
-            if time.monotonic() >= log_at:
-                logger.info("waiting for the slot", extra={"slot": self.config.slot_name})
-                log_at = time.monotonic() + _LOG_WAIT
-            time.sleep(_POLL)
+    def _fail(self, error: PenstockError, engine: Engine) -> None:
+        """Something ended that the engine cannot go on without."""
+        if self._running and not self._recovering and self._may_recover(error):
+            self._recovering = True
+            recovery = Thread(target=self._recover, args=(error,), name="penstock-recovery")
+            recovery.daemon = True
+            recovery.start()
+        elif engine is self._engine:
+            self._end_with(error)
 
-    def _fail(self, error: PenstockError) -> None:
-        """Something ended that the pipeline cannot go on without."""
+    def _end_with(self, error: PenstockError) -> None:
         if self._failure is None:
             self._failure = error
             logger.error(
                 "pipeline failed", extra={"kind": str(error.kind), "reason": error.message}
             )
         self._ended.set()
+
+    def _may_recover(self, error: PenstockError) -> bool:
+        recreates = self.config.invalidated_slot_behavior == "recreate"
+        return recreates and error.kind is ErrorKind.SOURCE_SLOT
+
+    def _recover(self, lost: PenstockError) -> None:
+        """The slot is lost: go on with a new one, and copy every table again."""
+        logger.warning("receiver failed", extra={"reason": lost.message})
+        with self._closing_lock:
+            try:
+                self._stop_engine()
+                self._begin_anew(lost)
+            except PenstockError as error:
+                if not self._asked_to_stop.is_set():
+                    self._end_with(error)
+            except Exception as error:
+                logger.exception("recovery failed")
+                self._end_with(PenstockError(ErrorKind.INTERNAL, f"recovery failed: {error!r}"))
+            finally:
+                self._recovering = False
+
+    def _begin_anew(self, lost: PenstockError) -> None:
+        recovered = False
+        while not self._asked_to_stop.is_set():
+            try:
+                recovered = recovered or recover_lost_slot(self.config, self._store, self._journal)
+                if not recovered:
+                    raise lost
+                self._start_engine()
+                return
+            except PenstockError as error:
+                if not error.kind.retryable:
+                    raise
+                logger.warning("source not reached", extra={"reason": error.message})
+                self._stop_engine()
+                self._asked_to_stop.wait(_RECOVERY_DELAY)
 
     def _require_started(self) -> None:
         if not self._started:
@@ -299,7 +309,7 @@ class Pipeline:
             )
 
     def _tables(self) -> list[PipelineTable]:
-        return self._scheduler.tables() if self._scheduler else []
+        return self._engine.scheduler.tables() if self._engine else []
 
     def _table_status(self, table: PipelineTable, source: Lsn | None) -> TableStatus:
         cursor = table.cursor
@@ -321,17 +331,6 @@ class Pipeline:
             ),
             **table_lag(self._journal, table.id, position, source),
         )
-
-
-def _join(membership: Membership, scheduler: Scheduler, retention: Retention) -> None:
-    """Take in what the publication holds; retention last, so that nothing of a table
-    goes that the scheduler does not know yet."""
-    scheduler.set_membership(membership)
-    retention.note_membership(_ids(membership), membership.as_of)
-
-
-def _ids(membership: Membership) -> frozenset[TableId]:
-    return frozenset(table.schema.id for table in membership.tables)
 
 
 def _require_no_standstill(table: PipelineTable) -> None:

@@ -1,10 +1,13 @@
-"""Starting over after the slot was lost, where the user allows it.
+"""Starting over after the slot or the journal was lost.
 
 A slot that is gone or invalidated takes with it every change after the journal's
 end. With `invalidated_slot_behavior: recreate` every table is copied again from a
-new slot on; otherwise the receiver refuses to start. Each step can be repeated, and
+new slot on; otherwise the receiver refuses to go on. Each step can be repeated, and
 the order matters: the states first, so that no table can go on from a cursor in a
 journal that is about to begin anew.
+
+A journal that was removed, with its slot, leaves states behind whose cursors it
+cannot serve. These are forgotten: going on from them would leave a gap.
 """
 
 from __future__ import annotations
@@ -16,31 +19,61 @@ from threading import Event
 from penstock.config import PipelineConfig
 from penstock.journal.journal import Journal
 from penstock.journal.lock import ReceiverLock
-from penstock.postgres.connection import connect
+from penstock.journal.source import rightful_owner
+from penstock.postgres.connection import Session, connect
 from penstock.postgres.slots import drop_slot, slot_info
-from penstock.stores.base import PipelineStore
+from penstock.stores.base import PipelineStore, Worker
 
 logger = logging.getLogger("penstock.pipeline.slot")
 
 
-def recover_lost_slot(config: PipelineConfig, store: PipelineStore, journal: Journal) -> None:
+def recover_lost_slot(config: PipelineConfig, store: PipelineStore, journal: Journal) -> bool:
     """Make room for a new slot if the journal's own is lost and the configuration says so."""
-    if config.invalidated_slot_behavior != "recreate" or journal.empty:
-        return
     session = connect(config.pg_connection, f"{config.id}_slot")
     try:
-        slot = slot_info(session, config.slot_name)
-        if slot is not None and not slot.lost:
-            return
-        logger.warning(
-            "slot is lost, every table is copied again",
-            extra={"slot": config.slot_name, "journal_end": str(journal.end)},
-        )
-        with ReceiverLock(config.journal_path, Event()):
-            store.reset_table_states_for_resync()
-            if slot is not None:
-                drop_slot(session, config.slot_name)
-            journal.discard()
-            shutil.rmtree(journal.copies_directory, ignore_errors=True)
+        return _recover(session, config, store, journal)
     finally:
         session.close()
+
+
+def _recover(
+    session: Session, config: PipelineConfig, store: PipelineStore, journal: Journal
+) -> bool:
+    if journal.owner() not in (None, rightful_owner(config, session)):
+        return False  # another's journal is not ours to discard; the receiver refuses it
+    slot = slot_info(session, config.slot_name)
+    if slot is None and journal.empty:
+        _forget_cursors(store, journal)  # the slot will be made, and the journal with it
+        return True
+    if slot is not None and not slot.lost:
+        if not journal.empty:  # or it was lost, and may be restored
+            _forget_cursors(store, journal)
+        return False
+    if config.invalidated_slot_behavior != "recreate":
+        return False
+    logger.warning(
+        "slot is lost, every table is copied again",
+        extra={"slot": config.slot_name, "journal_end": str(journal.end)},
+    )
+    with ReceiverLock(config.journal_path, Event()):
+        store.reset_table_states_for_resync()
+        if slot is not None:
+            drop_slot(session, config.slot_name)
+        journal.discard()
+        shutil.rmtree(journal.copies_directory, ignore_errors=True)
+    return True
+
+
+def _forget_cursors(store: PipelineStore, journal: Journal) -> None:
+    """Have every table copied if there are cursors that the journal was never able to serve."""
+    cursors = [
+        cursor
+        for table_id in store.get_table_states()
+        if (cursor := store.get_replication_progress(Worker.apply(table_id))) is not None
+    ]
+    if cursors and (journal.empty or min(cursors) < journal.began):
+        logger.warning(
+            "the journal is a new one, every table is copied again",
+            extra={"journal": str(journal.root)},
+        )
+        store.reset_table_states_for_resync()

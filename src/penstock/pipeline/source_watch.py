@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Thread
 
-from penstock.errors import PenstockError
+from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.status import SourceStatus
 from penstock.postgres.catalog import PublishedTable, publication_exists, published_tables
@@ -44,13 +44,17 @@ class Membership:
 
 
 class SourceWatch:
-    """Looks every second or so. `on_membership` is called from its thread."""
+    """Looks every second or so. Both callbacks are called from its thread."""
 
     def __init__(
-        self, context: PipelineContext, on_membership: Callable[[Membership], None]
+        self,
+        context: PipelineContext,
+        on_membership: Callable[[Membership], None],
+        on_failure: Callable[[PenstockError], None],
     ) -> None:
         self._context = context
         self._on_membership = on_membership
+        self._on_failure = on_failure
         self._session: Session | None = None
         self._thread = Thread(target=self._run, name="penstock-source", daemon=True)
         self.status = SourceStatus()
@@ -81,10 +85,10 @@ class SourceWatch:
                 self._context.source.last_seen = self.status.position
                 if time.monotonic() - asked_at >= pause:
                     asked_at, worked = time.monotonic(), time.thread_time()
-                    # A publication that is gone takes no table with it: the
-                    # receiver fails and says so.
-                    if (membership := self.membership()) is not None:
-                        self._on_membership(membership)
+                    if (membership := self.membership()) is None:
+                        self._on_failure(self._gone())
+                        break
+                    self._on_membership(membership)
                     pause = look_pause(time.thread_time() - worked)
             except PenstockError as error:
                 logger.debug("source not reached", extra={"reason": error.message})
@@ -92,6 +96,16 @@ class SourceWatch:
                 self._disconnect()
             self._context.stopping.wait(interval)
         self._disconnect()
+
+    def _gone(self) -> PenstockError:
+        """A publication that is gone takes no table with it. Before version 18 the stream fails
+        too; since then nothing comes any more, and nobody says why."""
+        name = self._context.config.publication_name
+        return PenstockError(
+            ErrorKind.SOURCE_CONFIGURATION,
+            f"the publication {name} is gone, so no changes are sent",
+            hint="create it again and start the pipeline: its tables are copied again",
+        )
 
     def _connected(self) -> Session:
         if self._session is None:

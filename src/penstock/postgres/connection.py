@@ -16,8 +16,10 @@ counts as trouble that passes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,6 +91,14 @@ def connect(
         session.close()
         raise
     return session
+
+
+def abort(session: Session) -> None:
+    """End a session that another thread waits in: there the connection is lost."""
+    with contextlib.suppress(OSError, psycopg.Error):
+        duplicate = socket.socket(fileno=os.dup(session.pgconn.socket))
+        with duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -6,6 +6,10 @@ frames from libpq into a buffer until that is full or the socket is dry. Keepali
 are answered after each such read (they stay in the buffer, where the decoder
 passes over them), and `tick` sends a status in time even while nobody reads.
 
+A network can fail without telling anybody. A server that has been silent for a while
+is therefore asked for an answer, and one that does not answer is given up: the caller
+connects anew.
+
 What is acknowledged is set by `acknowledge`; this module never decides it.
 """
 
@@ -31,6 +35,10 @@ _LINGER_S = 0.0003
 """The server sends every message by itself. A reader that is quicker wakes up for each
 of them; one that lingers a moment finds a handful, for the price of one."""
 
+_SILENCE_S = 60.0
+_SILENCE_WITHOUT_TIMEOUT_S = 1800.0
+_DEAF_S = 1.0
+
 _POSTGRES_EPOCH_S = 946_684_800
 _STATUS = struct.Struct("!cqqqqc")
 
@@ -45,6 +53,8 @@ class ReplicationStream:
         self._acknowledged = ZERO_LSN
         self._last_status = 0.0
         self._status_interval = 10.0
+        self._silence_limit = _SILENCE_S
+        self._heard_at = self._listened_at = 0.0
         self.wal_end = ZERO_LSN
         """The newest position a keepalive named: everything before it has been sent."""
 
@@ -76,6 +86,12 @@ class ReplicationStream:
         self._acknowledged = position
         if sender_timeout > 0:
             self._status_interval = min(10.0, sender_timeout / 3)
+        # A server that decodes a large transaction answers after half its timeout; one that
+        # has none may not answer until it is done.
+        self._silence_limit = (
+            max(_SILENCE_S, 2 * sender_timeout) if sender_timeout else _SILENCE_WITHOUT_TIMEOUT_S
+        )
+        self._heard_at = self._listened_at = time.monotonic()
         self._pgconn.nonblocking = 1
         self._send_status()
 
@@ -99,6 +115,7 @@ class ReplicationStream:
                         break
                     wait = 0.0
                 time.sleep(_LINGER_S)
+        self._note_silence(silent=frames.count == first)
         self._note_keepalives(frames, first)
         if status in (libpq.ENDED, libpq.FAILED):
             self._finish()
@@ -117,6 +134,19 @@ class ReplicationStream:
 
     # Details.
 
+    def _note_silence(self, *, silent: bool) -> None:
+        now = time.monotonic()
+        # Who did not listen does not know whether there was silence.
+        if not silent or now - self._listened_at > _DEAF_S:
+            self._heard_at = now
+        self._listened_at = now
+        if now - self._heard_at > self._silence_limit:
+            raise PenstockError(
+                ErrorKind.SOURCE_CONNECTION,
+                f"the server has not answered for {self._silence_limit:g} s",
+                hint="look at the network between here and the server; it is tried again",
+            )
+
     def _note_keepalives(self, frames: CopyBuffer, first: int) -> None:
         end, wanted = newest_keepalive(frames.data, frames.ends, first, frames.count)
         self.wal_end = max(self.wal_end, Lsn(end))
@@ -126,7 +156,9 @@ class ReplicationStream:
     def _send_status(self) -> None:
         position = self._acknowledged.value
         clock = int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
-        status = _STATUS.pack(b"r", position, position, position, clock, b"\0")
+        quiet = time.monotonic() - self._heard_at >= self._status_interval
+        answer = b"\1" if quiet else b"\0"
+        status = _STATUS.pack(b"r", position, position, position, clock, answer)
         try:
             while self._pgconn.put_copy_data(status) == 0:
                 self._flush()
@@ -189,7 +221,11 @@ _FAILURES: dict[str, tuple[ErrorKind, str]] = {
     ),
     "42704": (
         ErrorKind.SOURCE_CONFIGURATION,
-        "the publication or the slot is missing; `penstock doctor` shows what to create",
+        (
+            "the publication or the slot is missing; `penstock doctor` shows what to create. If the"
+            " publication was dropped and made again, drop the slot and remove the journal: before"
+            " version 18 Postgres cannot send what happened in between"
+        ),
     ),
     "42710": (ErrorKind.SOURCE_SLOT, "drop the slot, or use the journal that belongs to it"),
     "53400": (
