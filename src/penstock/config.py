@@ -149,6 +149,7 @@ class PipelineConfig(_Model):
     table_sync_copy: TableSyncCopy = TableSyncCopy()
     schema_change_policy: Literal["follow", "additive", "freeze"] = "follow"
     invalidated_slot_behavior: Literal["error", "recreate"] = "error"
+    failover: bool = False
     on_unrepresentable: Literal["error", "null"] = "error"
     column_types: dict[str, dict[str, str]] = Field(default_factory=dict)
     replication_lag_refresh_interval_ms: int = Field(1000, gt=0)

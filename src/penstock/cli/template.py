@@ -110,6 +110,10 @@ journal:
 # What to do when Postgres has dropped the slot's WAL: error, or recreate (copies again).
 # invalidated_slot_behavior: error
 
+# Whether standbys keep a copy of the slot, so that the pipeline goes on with one that was
+# promoted (Postgres 17 and later; set synchronized_standby_slots on the primary).
+# failover: false
+
 # A value that its Spark type cannot hold (infinity as a date): error stops that
 # table, null writes NULL and counts it.
 # on_unrepresentable: error

@@ -1,6 +1,7 @@
 """The durable change log between Postgres and Spark.
 
     <root>/journal.json            whose journal it is: slot, database, source cluster
+    <root>/timeline.json           the source's timeline, which changes at a promotion
     <root>/manifests/0000000042.json
     <root>/segments/<oid>/<number>-<random>.parquet
     <root>/checkpoint.json         what removed manifests said that is still needed
@@ -286,7 +287,7 @@ class Journal:
         with self._lock:
             for directory in (self.manifests_directory, self.segments_directory):
                 shutil.rmtree(directory, ignore_errors=True)
-            for name in ("checkpoint.json", "journal.json"):
+            for name in ("checkpoint.json", "timeline.json", "journal.json"):
                 (self.root / name).unlink(missing_ok=True)
             sync_directory(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}

@@ -8,13 +8,21 @@ error here, never a silent gap.
 
 from __future__ import annotations
 
+import json
+
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.journal.files import replace
 from penstock.journal.journal import JournalOwner, JournalWriter
-from penstock.postgres.connection import Session, system_identifier, translated
+from penstock.postgres.connection import (
+    Session,
+    server_version,
+    system_identifier,
+    translated,
+)
 from penstock.postgres.replication import ReplicationStream
-from penstock.postgres.slots import SlotInfo, slot_info
+from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo, slot_info
 
 _ANEW = (
     "start the pipeline with invalidated_slot_behavior: recreate, or drop the slot if it is there"
@@ -29,12 +37,16 @@ def prepare_source(
     """Bring journal and slot to where streaming can begin at the journal's end."""
     journal.refresh()
     slot = slot_info(catalog, config.slot_name)
+    _require_failover(config, catalog)
     _claim(config, journal, catalog, slot)
     journal.remove_litter()
     if journal.empty:
         _begin(config, journal, slot, stream)
     else:
         _continue(config, journal, slot)
+    if config.failover and slot is not None and not slot.failover:
+        stream.make_failover(slot.name)
+    _follow_timeline(journal, stream)
 
 
 def sender_timeout(catalog: Session) -> float:
@@ -77,6 +89,43 @@ def _claim(
         )
 
 
+def _require_failover(config: PipelineConfig, catalog: Session) -> None:
+    if config.failover and server_version(catalog) < FAILOVER_SINCE:
+        raise PenstockError(
+            ErrorKind.SOURCE_CONFIGURATION,
+            "failover: true needs Postgres 17 or later;"
+            f" the server is {server_version(catalog) // 10000}",
+            hint="leave failover out: after a promotion the slot has to be made again",
+        )
+
+
+def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
+    """Make sure that a server which was promoted has all that the journal has.
+
+    A standby may lack the last of what the primary had sent to us. Its positions go on
+    from where it was promoted, so nothing else would tell that the journal holds changes
+    which never happened there.
+    """
+    file = journal.root / "timeline.json"
+    before = json.loads(file.read_text("utf-8"))["timeline"] if file.exists() else None
+    now = stream.timeline()
+    if before == now:
+        return
+    if before is not None:
+        left = stream.left_at(before, now) if now > before else None
+        if left is None or left < journal.end:
+            raise PenstockError(
+                ErrorKind.SOURCE_SLOT,
+                f"the server was promoted {f'at {left}' if left else 'from another history'}, but"
+                f" the journal {journal.root} has changes up to {journal.end} of the server before"
+                " it, and they are lost there",
+                hint="drop the slot and remove the journal: every table is copied again; to"
+                " prevent it, name the standby's slot in synchronized_standby_slots",
+                position=journal.end,
+            )
+    replace(file, json.dumps({"timeline": now}))
+
+
 def _begin(
     config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | None, stream: ReplicationStream
 ) -> None:
@@ -87,7 +136,7 @@ def _begin(
     nothing of it has been acknowledged.
     """
     if slot is None:
-        point = stream.create_slot(config.slot_name)
+        point = stream.create_slot(config.slot_name, failover=config.failover)
         failpoint("slot_created")
     elif slot.confirmed_flush_lsn is None:
         raise _lost(slot)

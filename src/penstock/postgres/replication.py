@@ -63,16 +63,39 @@ class ReplicationStream:
 
     # Commands before streaming.
 
-    def create_slot(self, name: str) -> Lsn:
-        """Create the slot; its consistent point."""
+    def create_slot(self, name: str, *, failover: bool = False) -> Lsn:
+        """Create the slot; its consistent point. `failover` is since version 17."""
+        options = "(SNAPSHOT 'nothing', FAILOVER)" if failover else "NOEXPORT_SNAPSHOT"
         result = self._run(
-            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput NOEXPORT_SNAPSHOT",
+            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}",
             f"creating the replication slot {name}",
         )
         point = result.get_value(0, 1)
         if point is None:
             raise PenstockError(ErrorKind.INTERNAL, "the new slot has no consistent point")
         return Lsn.parse(point.decode())
+
+    def make_failover(self, name: str) -> None:
+        """Have standbys keep a copy of a slot that nobody uses now."""
+        self._run(
+            f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER true)",
+            f"making {name} a slot that standbys keep",
+            expected=pq.ExecStatus.COMMAND_OK,
+        )
+
+    def timeline(self) -> int:
+        """The server's timeline: another one after each promotion."""
+        value = self._run("IDENTIFY_SYSTEM", "asking for the timeline").get_value(0, 1)
+        return int(value or b"1")
+
+    def left_at(self, timeline: int, now: int) -> Lsn | None:
+        """Where the server's history left a timeline for the next; None if it never was on it."""
+        result = self._run(f"TIMELINE_HISTORY {now}", "reading the timeline's history")
+        for line in (result.get_value(0, 1) or b"").decode(errors="replace").splitlines():
+            match line.split():
+                case [number, position, *_] if number == str(timeline):
+                    return Lsn.parse(position)
+        return None
 
     def start(self, slot: str, publication: str, position: Lsn, sender_timeout: float) -> None:
         """Begin to stream what was committed from `position` on."""

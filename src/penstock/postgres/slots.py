@@ -15,6 +15,7 @@ from penstock.postgres.connection import Session, translated
 from penstock.schema import Lsn
 
 PLUGIN = "pgoutput"
+FAILOVER_SINCE = 170000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class SlotInfo:
     wal_status: str | None
     safe_wal_size: int | None
     invalidation_reason: str | None
+    failover: bool | None = None
 
     @property
     def lost(self) -> bool:
@@ -58,6 +60,7 @@ class SlotInfo:
             row["wal_status"],
             row["safe_wal_size"],
             row.get("invalidation_reason") or ("conflict" if row.get("conflicting") else None),
+            row.get("failover"),
         )
 
 

@@ -19,6 +19,7 @@ from penstock.postgres.preflight.finding import Finding, Severity, from_error
 from penstock.postgres.preflight.publication import publication_findings
 from penstock.postgres.preflight.server import (
     announcement_findings,
+    failover_findings,
     replication_findings,
     retention_findings,
     role_findings,
@@ -80,6 +81,7 @@ def _findings(session: Session, config: PipelineConfig, slot_patience: float) ->
     if not _has_errors(general):
         yield from replication_findings(config.pg_connection)
     yield from retention_findings(session)
+    yield from failover_findings(session, config)
     yield from slot_findings(session, config, slot)
     yield from publication_findings(session, config)
     yield from announcement_findings(session)

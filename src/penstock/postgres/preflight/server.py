@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.config import PgConnection
+from penstock.config import PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import Session, connect, in_recovery, server_version
 from penstock.postgres.ddl_triggers import TriggerState, may_make_triggers, trigger_state
 from penstock.postgres.preflight.finding import Finding, error, from_error, warning
 from penstock.postgres.preflight.queries import count, row, setting
-from penstock.postgres.slots import SlotInfo
+from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo
 from penstock.schema import quote_identifier
 
 OLDEST, NEWEST = 14, 18
@@ -117,6 +117,26 @@ def announcement_findings(session: Session) -> Iterator[Finding]:
         " table is copied again where it could be followed",
         "-- run `penstock setup CONFIG` as a superuser, or have one run what it prints",
     )
+
+
+def failover_findings(session: Session, config: PipelineConfig) -> Iterator[Finding]:
+    """Whether standbys can keep the slot, and cannot fall behind the journal."""
+    if not config.failover:
+        return
+    if server_version(session) < FAILOVER_SINCE:
+        yield error(
+            "failover",
+            f"needs Postgres 17 or later; the server is {server_version(session) // 10000}",
+            "-- leave failover out of the configuration",
+        )
+    elif not setting(session, "synchronized_standby_slots"):
+        yield warning(
+            "synchronized_standby_slots",
+            "is empty: a standby that is promoted may lack changes that were received"
+            " already, and then every table is copied again",
+            "ALTER SYSTEM SET synchronized_standby_slots = '...'; SELECT pg_reload_conf();"
+            " -- the physical slots of the standbys that may be promoted",
+        )
 
 
 def role_findings(session: Session) -> Iterator[Finding]:
