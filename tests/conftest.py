@@ -23,6 +23,9 @@ _numbers = itertools.count(1)
 _OWN_ROOT = pytest.StashKey[Path]()
 
 
+COMPLAINTS = ("ERROR", "FATAL", "WARNING", "unexpected EOF", "could not")
+
+
 @dataclass(frozen=True)
 class Database:
     """A database that one test has for itself."""
@@ -33,6 +36,10 @@ class Database:
     @property
     def dsn(self) -> str:
         return self.server.dsn(self.name)
+
+    def logged(self) -> list[str]:
+        """What the server has written to its log so far."""
+        return self.server.log.read_text(errors="replace").splitlines()
 
     def connect(self, **parameters: Any) -> psycopg.Connection[Any]:
         """A connection as superuser, in autocommit mode unless told otherwise."""

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.destinations import DeltaDestination
+from penstock.destinations.base import SchemaChangeAction
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
 from penstock.destinations.delta.first_commit import write_first_commit
@@ -157,3 +159,12 @@ def test_litter_is_known_by_its_note(tmp_path: Path) -> None:
     (directory / "theirs").write_bytes(b"")
     with pytest.raises(PenstockError):
         location.clear_litter(directory, NOTES.name)
+
+
+def test_a_mirror_wants_rows_again_that_no_change_told_of_and_a_history_does_not(
+    tmp_path: Path,
+) -> None:
+    what = "partition public.notes_1 was detached or dropped"
+    mirror, history = DeltaDestination(tmp_path), DeltaDestination(tmp_path, mode="history")
+    assert mirror.rows_changed(NOTES, what) is SchemaChangeAction.RESYNC
+    assert history.rows_changed(NOTES, what) is SchemaChangeAction.CONTINUE

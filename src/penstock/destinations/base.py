@@ -182,6 +182,14 @@ class Destination(ABC):
         """Called before the first batch of a new schema version; may be repeated."""
         return SchemaChangeAction.ERROR
 
+    def rows_changed(self, table: TableSchema, what: str) -> SchemaChangeAction:  # noqa: ARG002
+        """Called when rows came or went at the source and no change tells which.
+
+        A partition was detached, say; `what` says it in words. A destination that keeps
+        the changes and not the rows goes on.
+        """
+        return SchemaChangeAction.RESYNC
+
     def flush(self, table: TableSchema) -> None:  # noqa: B027
         """Return only when everything accepted for this table is safe."""
 

@@ -134,6 +134,9 @@ class MemoryDestination(Destination):
         for row in iterate_rows(table, rows.dataframe):
             fresh.insert(row)
         with self._lock:
+            # A table that was made again, or that has got another's name, takes its place.
+            for known in [i for i, t in self._tables.items() if t.schema.name == table.name]:
+                del self._tables[known]
             self._tables[table.id] = fresh
         return WriteStatus.DURABLE
 

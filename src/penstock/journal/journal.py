@@ -7,6 +7,7 @@
     <root>/checkpoint.json         what removed manifests said that is still needed
     <root>/copies/<copy id>/...    files of copies under way (the copier's)
     <root>/requests/<oid>.resync   what was asked of tables from outside (the pipeline's)
+    <root>/terms/<oid>.json        how tables were published when they were copied (likewise)
 
 One process appends (`JournalWriter`, the receiver), any number read (`Journal`).
 A reader keeps an index of the manifests in memory and `refresh`es it from the

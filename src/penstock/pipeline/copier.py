@@ -43,6 +43,7 @@ from penstock.postgres.catalog import (
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.snapshot import ExportedSnapshot
+from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
@@ -71,6 +72,7 @@ class Copied:
     """What extraction made, and the view of the source it was made in."""
 
     table: TableSchema
+    terms: Terms
     finished: FinishedCopy
     directory: Path
     files: tuple[str, ...]
@@ -90,7 +92,8 @@ def remove_leftovers(journal: Journal) -> None:
 
 
 class Copier:
-    """Copies one table, once. `enter` stores a state; `rows` counts rows as they come.
+    """Copies one table, once. `enter` stores a state, `keep` the terms that the copy was
+    made on; `rows` counts rows as they come.
 
     `published_before` says that the table was in the publication before the slot
     existed, so that no transaction can be half inside the stream.
@@ -102,12 +105,14 @@ class Copier:
         table: TableSchema,
         session: SparkSession,
         enter: Callable[[StoredState], None],
+        keep: Callable[[Terms], None],
         rows: Meter,
     ) -> None:
         self._context = context
         self._table = table
         self._session = session
         self._enter = enter
+        self._keep = keep
         self._rows = rows
 
     def copy(self, *, published_before: bool) -> TableSchema:
@@ -198,7 +203,7 @@ class Copier:
                 return None
             self._wait_for_durability(snapshot.connection, barrier)
         finished = FinishedCopy(copy_id, snapshot.visible, barrier)
-        return Copied(published.schema, finished, directory, files, rows)
+        return Copied(published.schema, published.terms, finished, directory, files, rows)
 
     def _columns_now(self) -> str | None:
         with connect(self._context.config.pg_connection, f"{self._context.config.id}_copy") as now:
@@ -313,5 +318,6 @@ class Copier:
         store.upsert_replication_progress(
             Worker.apply(table.id), self._context.journal.first_cursor(table.id)
         )
+        self._keep(copied.terms)
         self._enter(copied.finished)
         failpoint("copy_recorded")

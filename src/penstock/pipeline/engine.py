@@ -69,6 +69,7 @@ class Engine:
         """Stop intake, let running writes finish, move cursors. Idempotent."""
         self._context.stopping.set()
         self._closing.close()
+        self.watch.stop()
 
     def _join(self, membership: Membership) -> None:
         """Take in what the publication holds; retention last, so that nothing of a table

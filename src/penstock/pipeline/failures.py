@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -21,6 +22,9 @@ from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import translate
 from penstock.states import MANUAL, Errored, RetryPolicy, StoredState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _REASON_LIMIT = 1000
 _AGAIN = "nothing to do if it passes: it is tried again by itself"
@@ -90,3 +94,16 @@ def _first_line(error: BaseException) -> str:
     if lines and lines[0].endswith(":") and len(lines) > 1:
         lines = [f"{lines[0]} {lines[1]}"]
     return lines[0][:_REASON_LIMIT] if lines else ""
+
+
+def require_spark(spark: SparkSession) -> None:
+    """When Spark itself is gone, that is no table's failure."""
+    try:
+        spark.sql("SELECT 1").collect()
+    except Exception as error:
+        raise PenstockError(
+            ErrorKind.INTERNAL,
+            "the Spark session does not answer any more",
+            hint="look at the driver's log and memory, then start the pipeline again:"
+            " nothing is lost",
+        ) from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership
+from penstock.pipeline.standing import forget_terms
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import TableId
@@ -91,7 +93,7 @@ class Scheduler:
             for table_id, entry in found.items():
                 known = self._tables.get(table_id)
                 if known is None:
-                    self._add(entry, published_before=table_id in before_slot)
+                    self._add(entry, membership, published_before=table_id in before_slot)
                 elif known.leaving:
                     continue  # it left and came back; added when it is gone
                 else:
@@ -125,20 +127,24 @@ class Scheduler:
             requests.done(request)
             self.wake()
 
-    def _add(self, entry: PublishedTable, *, published_before: bool) -> None:
+    def _add(
+        self, entry: PublishedTable, membership: Membership, *, published_before: bool
+    ) -> None:
         store, table_id = self._context.store, entry.schema.id
         state = store.get_table_state(table_id)
         if state is None:
             state = Init()
             store.update_table_state(table_id, state)
             logger.info("table found", extra={"table": str(entry.schema.name)})
-        self._tables[table_id] = PipelineTable(
+        self._tables[table_id] = table = PipelineTable(
             self._context, entry, state, self.wake, published_before=published_before
         )
+        table.see(entry, membership)  # it may have changed while no pipeline ran
 
     def _forget(self, table_id: TableId, name: str) -> None:
         """A table left the publication. Its segments go at the next retirement."""
         self._context.store.delete_table_state(table_id)
+        forget_terms(self._context.journal, table_id)
         self._tables.pop(table_id, None)
         logger.info("table left the publication", extra={"table": name})
 
@@ -175,17 +181,21 @@ class Scheduler:
             for table in list(self._tables.values()):
                 if table.leaving and table.job is None:
                     self._forget(table.id, table.name)
-            leaving = {table.name for table in self._tables.values() if table.leaving}
-            for table in sorted(self._tables.values(), key=lambda table: table.idle_since):
-                job = table.next_job()
-                # A table that was dropped and made again has another oid but the same
-                # place at the destination: the old one's last write comes first.
-                if job is not None and table.name not in leaving:
-                    table.job = job
-                    handed_out += 1
-                    future = self._pools[job].submit(table.run, job)
-                    future.add_done_callback(self._done)
-            due = [table.next_due for table in self._tables.values() if table.job is None]
+            waiting = sorted(self._tables.values(), key=lambda table: table.idle_since)
+            jobs = [(table, job) for table in waiting if (job := table.next_job()) is not None]
+            # A table that was dropped and made again has another oid but the same place at
+            # the destination, and so has one that was given another's name: the old one's
+            # last write comes before the new one's copy.
+            copies = any(job is Job.COPY for _, job in jobs)
+            places = Counter(table.place for table in waiting) if copies else Counter()
+            for table, job in jobs:
+                if job is Job.COPY and places[table.place] > 1:
+                    continue
+                table.job = job
+                handed_out += 1
+                future = self._pools[job].submit(table.run, job)
+                future.add_done_callback(self._done)
+            due = [table.next_due for table in waiting if table.job is None]
             # Kept, because it is asked for many times a second; whatever changes it wakes us.
             self._next_retry = min((at for at in due if at is not None), default=None)
         return handed_out

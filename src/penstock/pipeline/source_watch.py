@@ -66,6 +66,8 @@ class SourceWatch:
         self._context.stopping.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
+        else:
+            self._disconnect()  # it may have been asked without ever having been started
 
     def membership(self) -> Membership | None:
         """Ask the publication now; None when there is none of that name."""

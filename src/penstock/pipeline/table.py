@@ -21,12 +21,13 @@ from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
-from penstock.pipeline.failures import errored, failure_of
+from penstock.pipeline.failures import errored, failure_of, require_spark
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
+from penstock.pipeline.standing import Standing
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
-from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
+from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.states import (
     DataSync,
     Errored,
@@ -70,7 +71,7 @@ class PipelineTable:
         self._upkeep = Upkeep()
         self._store_failures = 0
         self._worked_at = 0.0
-        self._differing: Membership | None = None
+        self._standing = Standing(context, published.schema.id)
         self._copied_for: Lsn | None = None
         self.published = published
         self.state = state
@@ -87,6 +88,13 @@ class PipelineTable:
     @property
     def name(self) -> str:
         return str(self.published.schema.name)
+
+    @property
+    def place(self) -> TableName:
+        """Where at the destination it writes: when it was renamed, its old place until a copy."""
+        state = self.state.interrupted if isinstance(self.state, Errored) else self.state
+        copied = isinstance(state, FinishedCopy | SyncDone | Ready)
+        return (self._there() if copied else self.published.schema).name
 
     # What the scheduler and the status ask.
 
@@ -105,14 +113,12 @@ class PipelineTable:
             return Job.MAINTAIN
         if self._applier is None or isinstance(state, SyncDone) or self._applier.has_work:
             return Job.APPLY
-        return Job.APPLY if self._drifted else None
+        return Job.APPLY if self._drifted or self._standing.broken else None
 
     def see(self, published: PublishedTable, membership: Membership) -> None:
         """Take in how the catalog describes the table."""
         self.published = published
-        applier = self._applier
-        differs = applier is not None and not published.schema.same_columns(applier.schema)
-        self._differing = membership if differs else None
+        self._standing.see(published, membership, self._there())
 
     @property
     def _drifted(self) -> bool:
@@ -121,13 +127,11 @@ class PipelineTable:
         Without the event triggers Postgres tells of a change with the next row that it
         sends; a table that nobody writes to would stay as it was.
         """
-        applier, seen = self._applier, self._differing
+        applier = self._applier
         return (
             applier is not None
-            and seen is not None
-            and seen.read_at > applier.adopted_at
+            and self._standing.drifted_from(applier)
             and isinstance(self.state, Ready)
-            and self._context.journal.end >= seen.source_at
             and not applier.pending
         )
 
@@ -246,7 +250,10 @@ class PipelineTable:
     def _copy(self) -> None:
         self._forget_applier()
         self.rows.reset()
-        copier = Copier(self._context, self.published.schema, self._session, self.enter, self.rows)
+        keep = self._standing.keep
+        copier = Copier(
+            self._context, self.published.schema, self._session, self.enter, keep, self.rows
+        )
         copier.copy(published_before=self._published_before)
         self._succeeded()
 
@@ -255,6 +262,9 @@ class PipelineTable:
             self.enter(self.state.interrupted)
         applier = self._applier or self._open_applier()
         before = applier.batches
+        if self._standing.wants_copy(self.published):
+            self.resync()
+            return
         try:
             applier.step()
             if self._drifted:
@@ -303,8 +313,13 @@ class PipelineTable:
             self._wake,
         )
         applier.open()
+        self._standing.keep_first(self.published.terms)
         self._applier = applier
         return applier
+
+    def _there(self) -> TableSchema:
+        applier = self._applier
+        return applier.schema if applier else self._stored_schema()
 
     def _stored_schema(self) -> TableSchema:
         """The version that the destination has."""
@@ -345,7 +360,7 @@ class PipelineTable:
             self._bear_with_the_store(error)
             return
         if failure.kind is ErrorKind.INTERNAL:
-            self._require_spark()
+            require_spark(self._context.spark)
         interrupted = self.state.interrupted if isinstance(self.state, Errored) else self.state
         self._attempts += 1
         self._forget_applier()
@@ -368,18 +383,6 @@ class PipelineTable:
         )
         self._forget_applier()
         self._context.stopping.wait(0.1 * 2**self._store_failures)
-
-    def _require_spark(self) -> None:
-        """When Spark itself is gone, that is no table's failure."""
-        try:
-            self._context.spark.sql("SELECT 1").collect()
-        except Exception as error:
-            raise PenstockError(
-                ErrorKind.INTERNAL,
-                "the Spark session does not answer any more",
-                hint="look at the driver's log and memory, then start the pipeline again:"
-                " nothing is lost",
-            ) from error
 
     def _forget_applier(self) -> None:
         if self._applier is not None:

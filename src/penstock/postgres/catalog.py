@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, server_version, translated
+from penstock.postgres.terms import Terms, publication_terms
 from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, override, resolve
 from penstock.schema import (
     ZERO_LSN,
@@ -59,6 +60,7 @@ class PublishedTable:
     row_filter: str | None
     relkind: str
     estimated_rows: int
+    terms: Terms
 
     @property
     def partitioned(self) -> bool:
@@ -133,6 +135,7 @@ def published_tables(
     row_filters = {oid: row_filter for oid, _, row_filter in rows}
     entries = _entries(session, list(row_filters))
     sent = {oid: names for oid, names, _ in rows}
+    terms = publication_terms(session, publication_name, row_filters)
     reader = _SchemaReader(session, column_types)
     return [
         PublishedTable(
@@ -140,6 +143,7 @@ def published_tables(
             row_filters[entry.oid],
             entry.relkind,
             entry.estimated_rows,
+            terms[entry.oid],
         )
         for entry in entries
     ]

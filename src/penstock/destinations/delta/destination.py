@@ -241,6 +241,10 @@ class DeltaDestination(Destination):
             _repeated(table, alter)
         return SchemaChangeAction.CONTINUE
 
+    def rows_changed(self, table: TableSchema, what: str) -> SchemaChangeAction:  # noqa: ARG002
+        mirror = self.mode == "mirror"
+        return SchemaChangeAction.RESYNC if mirror else SchemaChangeAction.CONTINUE
+
     def _require_table(self, table: TableSchema, path: str) -> None:
         """Refuse to go on without the copy: an append would make a table of its own."""
         # Looking is quick on a local filesystem only.

@@ -1,0 +1,129 @@
+"""How a table stands in the catalog, beside what its copy was made of.
+
+The watch looks at the publication every few seconds. Columns that differ from what
+the destination has are told by the stream too, with the next row; terms that are
+broken (see `postgres.terms`) by nothing else. So the terms of the copy are kept in a
+file beside the journal, and a change of them is found also when it happened while no
+pipeline ran. The file is written before the copy counts: without the state that
+follows it, the copy is made again and so is the file.
+
+    <journal>/terms/<oid>.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from threading import RLock
+
+from penstock.destinations.base import SchemaChangeAction
+from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.files import replace
+from penstock.journal.journal import Journal
+from penstock.pipeline.applier import RESYNC_HINT, Applier
+from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.source_watch import Membership
+from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.terms import Terms
+from penstock.schema import TableId, TableSchema
+
+logger = logging.getLogger("penstock.pipeline.table")
+
+
+class Standing:
+    """What is known of one table's standing. The watch sees, the table's jobs keep."""
+
+    def __init__(self, context: PipelineContext, table_id: TableId) -> None:
+        self._context = context
+        self._file = _file(context.journal, table_id)
+        self._lock = RLock()
+        self._kept: Terms | None = None
+        self._kept_at = 0.0
+        self._differing: Membership | None = None
+        self._broken: str | None = None
+
+    def see(self, published: PublishedTable, seen: Membership, there: TableSchema) -> None:
+        """Compare with how the catalog describes the table; `there` is what the destination
+        has."""
+        self._differing = None if published.schema.same_columns(there) else seen
+        with self._lock:
+            kept = self._kept or self._load()
+            if kept is None or seen.read_at <= self._kept_at:
+                return
+            self._broken = kept.broken_by(published.terms)
+            if self._broken is None and published.terms != kept:
+                self.keep(published.terms)  # a partition that was created, say
+
+    def keep(self, terms: Terms) -> None:
+        """These are the terms from here on. Durable when this returns."""
+        with self._lock:
+            self._file.parent.mkdir(exist_ok=True)
+            replace(self._file, json.dumps(terms.to_json()))
+            self._kept, self._kept_at, self._broken = terms, time.monotonic(), None
+
+    def keep_first(self, terms: Terms) -> None:
+        """Begin to keep terms for a copy that was made by a release which kept none."""
+        if self._kept is None and self._load() is None:
+            self.keep(terms)
+
+    def drifted_from(self, applier: Applier) -> bool:
+        """Whether the catalog, looked at since, has other columns than the destination, and
+        the journal has nothing that would tell of it."""
+        seen = self._differing
+        return (
+            seen is not None
+            and seen.read_at > applier.adopted_at
+            and self._context.journal.end >= seen.source_at
+        )
+
+    @property
+    def broken(self) -> str | None:
+        """What has happened to the rows that no change tells of, in words; None if nothing.
+
+        Columns that differ come first: whether these are followed is for the policy to say.
+        """
+        return None if self._differing else self._broken
+
+    def wants_copy(self, published: PublishedTable) -> bool:
+        """Whether the terms are broken and the destination wants another copy for that."""
+        broken = self.broken
+        if broken is None:
+            return False
+        table, copied = published.schema, self._context.config.table_sync_copy
+        if copied.includes(str(table.name)):
+            action = self._context.destination.rows_changed(table, broken)
+        else:
+            action = SchemaChangeAction.CONTINUE  # it never had the rows that were there
+        logger.info(
+            "table has other rows, and no change tells which",
+            extra={"table": str(table.name), "what": broken, "action": action.value},
+        )
+        if action is SchemaChangeAction.ERROR:
+            raise PenstockError(
+                ErrorKind.SOURCE_SCHEMA,
+                f"{broken}, and the destination does not follow that",
+                hint=RESYNC_HINT,
+                table=table.name,
+            )
+        if action is SchemaChangeAction.CONTINUE:
+            self.keep(published.terms)
+        return action is SchemaChangeAction.RESYNC
+
+    def _load(self) -> Terms | None:
+        try:
+            text = self._file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        self._kept = Terms.from_json(json.loads(text))
+        return self._kept
+
+
+def forget_terms(journal: Journal, table_id: TableId) -> None:
+    """The table has left the publication."""
+    _file(journal, table_id).unlink(missing_ok=True)
+
+
+def _file(journal: Journal, table_id: TableId) -> Path:
+    return journal.root / "terms" / f"{table_id.oid}.json"

@@ -1,0 +1,151 @@
+"""The terms on which a table is published, and which changes of them the stream leaves out.
+
+The stream carries changes of rows. It does not carry what happens to rows by the
+way in which they belong to a published table:
+
+- A partition that is sent under its root's name brings its rows when it is attached
+  and takes them when it is detached or dropped, and a TRUNCATE of it alone is not
+  sent either.
+- What happens to a table while it is outside the publication is not sent, and nobody
+  who looks only now and then can see that it was outside for a moment.
+- Another row filter makes other rows belong.
+
+So the terms of a copy are kept, and compared with those that the catalog shows
+later. Where they are broken only another copy helps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from penstock.postgres.connection import Session, server_version, translated
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A relation that holds rows of a partitioned table.
+
+    `file` is another one after a TRUNCATE (and after VACUUM FULL, which cannot be told
+    apart); `links` are the transactions that tied it to its ancestors. A partition that
+    was `attached` may have had rows before; one that was created as such had none.
+    """
+
+    name: str
+    file: int
+    links: tuple[str, ...]
+    attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`entries` name the rows of the catalog that put the table into the publication: made
+    anew when it leaves and comes back, and when its filter or column list is set anew."""
+
+    entries: frozenset[str] = frozenset()
+    row_filter: str | None = None
+    partitions: Mapping[int, Partition] = field(default_factory=dict)
+
+    def broken_by(self, now: Terms) -> str | None:
+        """What has happened since that no change in the stream tells of; None if nothing has."""
+        if self.row_filter != now.row_filter:
+            return "its row filter was changed"
+        if not self.entries & now.entries:
+            return "it was put into the publication anew"
+        for oid, before in self.partitions.items():
+            after = now.partitions.get(oid)
+            if after is None or after.links != before.links:
+                return f"partition {before.name} was detached or dropped"
+            if after.file != before.file:
+                return f"partition {before.name} was truncated or rewritten"
+        for oid, new in now.partitions.items():
+            if new.attached and oid not in self.partitions:
+                return f"partition {new.name} was attached"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "entries": sorted(self.entries),
+            "row_filter": self.row_filter,
+            "partitions": {
+                str(oid): [each.name, each.file, list(each.links), each.attached]
+                for oid, each in self.partitions.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            frozenset(data["entries"]),
+            data["row_filter"],
+            {
+                int(oid): Partition(name, file, tuple(links), attached)
+                for oid, (name, file, links, attached) in data["partitions"].items()
+            },
+        )
+
+
+_ENTRIES = """
+    SELECT t.oid, e.entry
+    FROM unnest(%(oids)s::oid[]) AS t(oid)
+    JOIN pg_publication pub ON pub.pubname = %(publication)s
+    CROSS JOIN LATERAL (
+        SELECT c.oid, c.relnamespace FROM pg_class c
+        WHERE c.oid = t.oid OR c.oid IN (SELECT relid FROM pg_partition_ancestors(t.oid))
+    ) c
+    CROSS JOIN LATERAL (
+        SELECT 'all ' || pub.oid AS entry WHERE pub.puballtables
+        UNION ALL
+        SELECT 'table ' || r.oid FROM pg_publication_rel r
+        WHERE r.prpubid = pub.oid AND r.prrelid = c.oid
+        {schemas}
+    ) e
+"""
+# Since version 15.
+_SCHEMA_ENTRIES = """
+        UNION ALL
+        SELECT 'schema ' || s.oid FROM pg_publication_namespace s
+        WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace
+"""
+
+# A column of the system's own is as old as its table, whatever is altered later: a link
+# of the same transaction was made by CREATE TABLE ... PARTITION OF.
+_PARTITIONS = """
+    WITH RECURSIVE parts(root, oid, links, attached) AS (
+        SELECT c.oid, c.oid, '{}'::text[], false
+        FROM pg_class c WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind = 'p'
+        UNION ALL
+        SELECT parts.root, i.inhrelid, parts.links || i.xmin::text,
+               parts.attached OR i.xmin IS DISTINCT FROM a.xmin
+        FROM parts
+        JOIN pg_inherits i ON i.inhparent = parts.oid
+        LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
+    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, c.relfilenode::bigint,
+           parts.links, parts.attached
+    FROM parts
+    JOIN pg_class c USING (oid)
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+"""
+
+
+def publication_terms(
+    session: Session, publication: str, row_filters: Mapping[int, str | None]
+) -> dict[int, Terms]:
+    """The terms of tables, by oid; `row_filters` has theirs. Locks nothing."""
+    schemas = _SCHEMA_ENTRIES if server_version(session) >= 150000 else ""
+    parameters = {"oids": list(row_filters), "publication": publication}
+    entries: dict[int, set[str]] = defaultdict(set)
+    partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
+    with translated(f"reading the terms of publication {publication}"):
+        query = _ENTRIES.format(schemas=schemas)
+        for oid, entry in session.execute(query.encode(), parameters):
+            entries[oid].add(entry)
+        for root, oid, name, file, links, attached in session.execute(_PARTITIONS, parameters):
+            partitions[root][oid] = Partition(name, file, tuple(links), attached)
+    return {
+        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid])
+        for oid, row_filter in row_filters.items()
+    }

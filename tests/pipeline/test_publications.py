@@ -1,0 +1,374 @@
+"""What a publication can be, and what can happen to its tables: the destination follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import Pipeline
+from penstock.destinations import MemoryDestination
+from penstock.errors import PenstockError
+from penstock.postgres.catalog import published_tables
+from penstock.schema import TableId
+from penstock.testing.waiting import wait_for
+from tests.conftest import COMPLAINTS
+from tests.pipeline.conftest import TIMEOUT, Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Database
+
+Rows = list[tuple[Any, ...]]
+
+
+class Replica:
+    """A publication, the pipelines that replicate it, and what should be where."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.destination = MemoryDestination()
+        self.execute = source.execute
+
+    def pipeline(self, **settings: Any) -> Pipeline:
+        return self.source.pipeline(destination=self.destination, **settings)
+
+    def published(self, *queries: str) -> dict[str, Rows]:
+        """What queries say that tables of the destination have: `table: query`, or a table
+        whose rows are its own."""
+        found = {}
+        for each in queries:
+            table, _, query = each.partition(": ")
+            query = query or f"SELECT * FROM ONLY {table}"
+            rows = self.source.connection.execute(query.encode()).fetchall()
+            found[table] = sorted(rows, key=repr)
+        return found
+
+    def mirrored(self, *queries: str) -> dict[str, Rows]:
+        tables = [each.partition(": ")[0] for each in queries]
+        return {
+            table: sorted(
+                (tuple(r.values()) for r in self.destination.rows(_full(table))), key=repr
+            )
+            for table in tables
+        }
+
+    def expect(self, pipeline: Pipeline, *queries: str) -> None:
+        """Wait until the tables are there, and hold what they should; report what differs."""
+        caught_up: dict[str, Rows] = {}
+
+        def equal() -> bool:
+            nonlocal caught_up
+            self.source.catch_up(pipeline)
+            caught_up = self.mirrored(*queries)
+            return caught_up == self.published(*queries)
+
+        try:
+            wait_for(equal, limit=40)
+        except TimeoutError:
+            assert caught_up == self.published(*queries)
+
+    def tables(self, pipeline: Pipeline) -> list[str]:
+        return [table.name.removeprefix("public.") for table in pipeline.status().tables]
+
+
+def _full(table: str) -> str:
+    return table if "." in table else f"public.{table}"
+
+
+@pytest.fixture
+def replica(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Replica]:
+    source = Source(database, spark, tmp_path)
+    yield Replica(source)
+    for pipeline in source.started:
+        pipeline.shutdown()
+    source.connection.close()
+
+
+PARTS = (
+    "CREATE TABLE {0} (id int, area text, v int, PRIMARY KEY (id, area)) PARTITION BY LIST (area)",
+    "CREATE TABLE {0}_n PARTITION OF {0} FOR VALUES IN ('n')",
+    "CREATE TABLE {0}_deep PARTITION OF {0} FOR VALUES IN ('s', 't') PARTITION BY RANGE (id)",
+    "CREATE TABLE {0}_deep_1 PARTITION OF {0}_deep FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE {0}_deep_2 PARTITION OF {0}_deep FOR VALUES FROM (100) TO (200)",
+    "INSERT INTO {0} VALUES (1, 'n', 1), (2, 's', 2), (150, 't', 3)",
+)
+LOOSE = (  # with its columns in another order
+    "CREATE TABLE {0} (v int, gone int, area text, id int, PRIMARY KEY (id, area))",
+    "ALTER TABLE {0} DROP gone",
+    "INSERT INTO {0} VALUES (5, '{1}', 50), (6, '{1}', 51)",
+)
+
+
+def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Replica) -> None:
+    roots = ["attached", "cut", "detached", "dropped"]
+    replica.execute(
+        "CREATE TABLE filtered (id int PRIMARY KEY, v int)",
+        "ALTER TABLE filtered REPLICA IDENTITY FULL",
+        "INSERT INTO filtered SELECT g, g FROM generate_series(1, 20) g",
+        "CREATE TABLE listed (id int PRIMARY KEY, shown text, secret text)",
+        "INSERT INTO listed VALUES (1, 'a', 'x'), (2, 'b', 'y')",
+        "CREATE TABLE parent (id int PRIMARY KEY, v int)",
+        "CREATE TABLE child (w int, PRIMARY KEY (id)) INHERITS (parent)",
+        "INSERT INTO parent VALUES (1, 1)",
+        "INSERT INTO child VALUES (2, 2, 2)",
+        *(statement.format(root) for root in roots for statement in PARTS),
+        *(statement.format("loose", "x") for statement in LOOSE),
+        f"""CREATE PUBLICATION pub FOR TABLE filtered WHERE (v > 10), listed (id, shown),
+           parent, {", ".join(roots)} WITH (publish_via_partition_root)""",
+    )
+    everything = (
+        "filtered: SELECT * FROM filtered WHERE v > 10",
+        "listed: SELECT id, shown FROM listed",
+        "parent",
+        "child",
+        *(f"{root}: SELECT * FROM {root}" for root in roots),
+    )
+    names = sorted(each.partition(":")[0] for each in everything)
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        assert replica.tables(pipeline) == names
+        assert replica.mirrored(*everything) == replica.published(*everything)
+        replica.execute(
+            "UPDATE filtered SET v = 100 WHERE id = 1",  # enters
+            "UPDATE filtered SET v = 0 WHERE id = 20",  # leaves
+            "UPDATE filtered SET v = 50, id = 119 WHERE id = 19",
+            "UPDATE filtered SET id = 118, v = 1 WHERE id = 18",
+            "DELETE FROM filtered WHERE id IN (2, 17)",
+            "INSERT INTO filtered VALUES (30, 30), (31, 1)",
+            "UPDATE listed SET secret = 'z', shown = 'c' WHERE id = 1",
+            "INSERT INTO listed VALUES (3, 'd', 'w')",
+            "UPDATE parent SET v = v + 10",  # the child's rows too
+            "INSERT INTO child VALUES (3, 3, 3)",
+            "UPDATE cut SET area = 't', v = 9 WHERE id = 1",  # to another partition
+            "UPDATE cut SET v = 8 WHERE id = 2",
+            "CREATE TABLE cut_w PARTITION OF cut FOR VALUES IN ('w')",
+            "INSERT INTO cut VALUES (4, 'w', 4), (5, 'n', 5)",
+            "TRUNCATE attached",
+            "INSERT INTO attached VALUES (6, 'n', 6)",
+        )
+        replica.expect(pipeline, *everything)
+        assert replica.tables(pipeline) == names
+        assert _copies(replica.source, "cut") == 1, "a partition that is made is no reason"
+
+        # What no change tells of.
+        replica.execute(
+            "ALTER TABLE attached ATTACH PARTITION loose FOR VALUES IN ('x')",
+            "INSERT INTO attached VALUES (52, 'x', 7)",
+            "TRUNCATE cut_deep_1",
+            "ALTER TABLE detached DETACH PARTITION detached_n",
+            "UPDATE detached SET v = v + 1",
+            "DROP TABLE dropped_deep",
+            f"""ALTER PUBLICATION pub SET TABLE filtered WHERE (v > 50), listed (id, shown),
+               parent, {", ".join(roots)}""",
+        )
+        everything = ("filtered: SELECT * FROM filtered WHERE v > 50", *everything[1:])
+        replica.expect(pipeline, *everything)
+        assert _copies(replica.source, "listed") == 1, "nothing was changed for it"
+        replica.execute(*(f"UPDATE {root} SET v = -v" for root in roots))
+        replica.expect(pipeline, *everything)
+
+
+def _copies(source: Source, table: str) -> int:
+    """How often a table was copied."""
+    row = source.connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
+    assert row is not None
+    return sum(state.name == "finished_copy" for state in source.store.history(TableId(row[0])))
+
+
+def test_schemas_and_partitions_by_themselves(replica: Replica) -> None:
+    replica.execute(
+        "CREATE SCHEMA shop",
+        "CREATE SCHEMA attic",
+        "SET search_path TO shop",
+        *(statement.format("parts") for statement in PARTS),
+        *(statement.format("loose", "x") for statement in LOOSE),
+        "CREATE TABLE swapped_1 (id int PRIMARY KEY, v text)",
+        "CREATE TABLE swapped_2 (id int PRIMARY KEY, v text)",
+        "CREATE TABLE renamed (id int PRIMARY KEY, v text)",
+        "CREATE TABLE moved (id int PRIMARY KEY, v text)",
+        "CREATE TABLE dropped (id int PRIMARY KEY, v text)",
+        "CREATE TABLE again (id int PRIMARY KEY, v text)",
+        "INSERT INTO swapped_1 VALUES (1, 'one')",
+        "INSERT INTO swapped_2 VALUES (2, 'two')",
+        "INSERT INTO renamed VALUES (1, 'r')",
+        "INSERT INTO moved VALUES (1, 'm')",
+        "INSERT INTO dropped VALUES (1, 'd')",
+        "INSERT INTO again VALUES (1, 'old')",
+        "CREATE TABLE attic.old (id int PRIMARY KEY, v text)",
+        "INSERT INTO attic.old VALUES (1, 'found')",
+        "CREATE PUBLICATION pub FOR TABLES IN SCHEMA shop",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.expect(
+            pipeline,
+            *("shop." + name for name in ("parts_n", "parts_deep_1", "parts_deep_2", "loose")),
+        )
+        assert "shop.parts" not in replica.tables(pipeline)
+        replica.execute(
+            "UPDATE parts SET area = 't', v = 9 WHERE id = 1",  # a delete here, an insert there
+            "ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')",
+            "ALTER TABLE parts DETACH PARTITION parts_n",
+            "INSERT INTO parts_n VALUES (3, 'n', 3)",
+            "INSERT INTO parts VALUES (52, 'x', 7)",
+            "DROP TABLE parts_deep_2",
+            "INSERT INTO renamed VALUES (2, 'before')",
+            "ALTER TABLE renamed RENAME TO renamed_2",
+            "INSERT INTO renamed_2 VALUES (3, 'after')",
+            "INSERT INTO swapped_1 VALUES (10, 'before')",
+            "INSERT INTO swapped_2 VALUES (20, 'before')",
+            "ALTER TABLE swapped_1 RENAME TO swapped_0",
+            "ALTER TABLE swapped_2 RENAME TO swapped_1",
+            "ALTER TABLE swapped_0 RENAME TO swapped_2",
+            "INSERT INTO swapped_1 VALUES (200, 'after')",
+            "INSERT INTO swapped_2 VALUES (100, 'after')",
+            "ALTER TABLE moved SET SCHEMA attic",
+            "INSERT INTO attic.moved VALUES (2, 'not for you')",
+            "ALTER TABLE attic.old SET SCHEMA shop",
+            "DROP TABLE dropped",
+            "DROP TABLE again",
+            "CREATE TABLE again (id int PRIMARY KEY, other int)",
+            "INSERT INTO again VALUES (5, 5)",
+        )
+        left = ["dropped", "moved", "parts_deep_2", "renamed", "swapped_0"]
+        wait_for(lambda: not {f"shop.{name}" for name in left} & set(replica.tables(pipeline)))
+        replica.expect(
+            pipeline,
+            *(
+                "shop." + name
+                for name in [
+                    "parts_n",
+                    "parts_deep_1",
+                    "loose",
+                    "renamed_2",
+                    "swapped_1",
+                    "swapped_2",
+                    "old",
+                    "again",
+                ]
+            ),
+        )
+        # What has left stays as it was.
+        assert replica.mirrored("shop.moved") == {"shop.moved": [(1, "m")]}
+        assert replica.mirrored("shop.dropped") == {"shop.dropped": [(1, "d")]}
+
+
+@pytest.mark.parametrize(
+    ("publish", "before", "after"),
+    [
+        ("insert, truncate", [(1, "a"), (2, "b"), (3, "c"), (4, "d")], [(9, "z")]),
+        ("update, delete", [(1, "changed"), (3, "c")], [(1, "changed"), (3, "c")]),
+    ],
+)
+def test_only_what_is_published_arrives(
+    replica: Replica, publish: str, before: Rows, after: Rows
+) -> None:
+    """As with a subscription: what was there, and then what is sent."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+        f"CREATE PUBLICATION pub FOR ALL TABLES WITH (publish = '{publish}')",
+    )
+    already = len(replica.source.database.logged())
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        assert replica.mirrored("t") == replica.published("t")
+        replica.execute(
+            "INSERT INTO t VALUES (4, 'd')",
+            "UPDATE t SET v = 'changed' WHERE id = 1",
+            "DELETE FROM t WHERE id = 2",
+        )
+        replica.source.catch_up(pipeline)
+        assert replica.mirrored("t") == {"t": before}
+        replica.execute("TRUNCATE t", "INSERT INTO t VALUES (9, 'z')")
+        replica.source.catch_up(pipeline)
+        assert replica.mirrored("t") == {"t": after}
+    written = replica.source.database.logged()[already:]
+    assert not [line for line in written if any(word in line for word in COMPLAINTS)]
+
+
+def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
+    replica.execute(
+        *(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, v int)"
+            for name in ("out", "filtered", "same")
+        ),
+        *(f"INSERT INTO {name} VALUES (1, 1), (2, 2)" for name in ("out", "filtered", "same")),
+        *(statement.format("parts") for statement in PARTS),
+        *(statement.format("loose", "x") for statement in LOOSE),
+        "CREATE PUBLICATION pub FOR TABLE out, filtered, same, parts"
+        " WITH (publish_via_partition_root)",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+    replica.execute(
+        "ALTER PUBLICATION pub DROP TABLE out",
+        "INSERT INTO out VALUES (3, 3)",
+        "ALTER PUBLICATION pub ADD TABLE out",
+        "ALTER PUBLICATION pub SET TABLE out, filtered WHERE (id > 1), same, parts",
+        "INSERT INTO same VALUES (3, 3)",
+        "ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')",
+        "ALTER TABLE parts DETACH PARTITION parts_n",
+    )
+    everything = (
+        "out",
+        "same",
+        "filtered: SELECT * FROM filtered WHERE id > 1",
+        "parts: SELECT * FROM parts",
+    )
+    copies = _copies(replica.source, "same")
+    with replica.pipeline() as pipeline:
+        replica.expect(pipeline, *everything)
+        # Partitions change their names, not their rows; their root gives way to them.
+        replica.execute(
+            "ALTER PUBLICATION pub SET (publish_via_partition_root = false)",
+            "UPDATE parts SET v = v + 1",
+        )
+        replica.expect(pipeline, *everything[:-1], "loose", "parts_deep_1", "parts_deep_2")
+        wait_for(lambda: "parts" not in replica.tables(pipeline))
+        assert _copies(replica.source, "same") == copies
+
+        replica.execute("DROP PUBLICATION pub")
+        with pytest.raises(PenstockError, match="the publication pub is gone"):
+            pipeline.wait()
+    replica.execute("INSERT INTO same VALUES (4, 4)", "CREATE PUBLICATION pub FOR TABLE same")
+    with replica.pipeline() as pipeline:
+        replica.expect(pipeline, "same")
+
+
+def test_that_tables_that_were_created_as_partitions_do_not_count_as_attached(
+    database: Database,
+) -> None:
+    with database.connect() as connection:
+        for statement in (
+            *(statement.format("parts") for statement in PARTS),
+            *(statement.format("loose", "x") for statement in LOOSE),
+            "CREATE PUBLICATION pub FOR TABLE parts WITH (publish_via_partition_root)",
+        ):
+            connection.execute(statement.encode())
+
+        def terms() -> Any:
+            (table,) = published_tables(connection, "pub")
+            return table.terms
+
+        before = terms()
+        assert not any(part.attached for part in before.partitions.values())
+        connection.execute("CREATE TABLE parts_w PARTITION OF parts FOR VALUES IN ('w')")
+        created = terms()
+        assert before.broken_by(created) is None
+        connection.execute("ALTER TABLE parts_w ALTER v SET NOT NULL, ADD CHECK (v < 1000)")
+        connection.execute("VACUUM FREEZE pg_attribute, pg_inherits, parts_w")
+        assert before.broken_by(terms()) is None
+        connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
+        attached = terms()
+        assert created.broken_by(attached) == "partition public.loose was attached"
+        connection.execute("ALTER TABLE parts DETACH PARTITION loose")
+        assert "detached" in str(attached.broken_by(terms()))
+        connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
+        assert "detached" in str(attached.broken_by(terms())), "and what happened meanwhile"
+        assert type(attached).from_json(attached.to_json()) == attached
