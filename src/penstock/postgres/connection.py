@@ -41,6 +41,7 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "lc_monetary": "C",
+    "quote_all_identifiers": "off",
     "search_path": "pg_catalog",
     "row_security": "off",
     "statement_timeout": "0",
