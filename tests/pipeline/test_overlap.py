@@ -46,5 +46,13 @@ def test_a_defect_that_the_copy_saw_mended_does_not_matter(journal: HandMadeJour
     assert not may_matter(DEFECT, file(journal, [990, 2000], [None, "fine"]), VISIBLE)
 
 
+@pytest.mark.parametrize("name", [".v", "[0]", "a.b"])
+def test_a_column_may_have_a_name_that_reads_like_a_path(
+    journal: HandMadeJournal, name: str
+) -> None:
+    segment = journal.segment(table(columns=("id", name)), [990, 2000], values=["fine", None])
+    assert may_matter(Defect(name, "id=1", "infinity", 1), journal.reader.file(segment), VISIBLE)
+
+
 def test_a_defect_behind_the_copy_matters(journal: HandMadeJournal) -> None:
     assert may_matter(DEFECT, file(journal, [990, 2000], ["fine", None]), VISIBLE)

@@ -47,10 +47,9 @@ def may_matter(defect: Defect, file: str, visible: VisibleXids | None) -> bool:
     suspicious = pa.array([False] * rows.num_rows)
     for side in columns[1:]:
         values = rows[side].combine_chunks()
-        if values.type.get_field_index(defect.column) >= 0:
-            missing = pc.and_(
-                pc.is_valid(values), pc.is_null(pc.struct_field(values, defect.column))
-            )
+        place = values.type.get_field_index(defect.column)  # a name may read like a path
+        if place >= 0:
+            missing = pc.and_(pc.is_valid(values), pc.is_null(pc.struct_field(values, [place])))
             suspicious = pc.or_(suspicious, missing)
     xids = rows["xid"].filter(suspicious).unique().to_pylist()
     return any(not visible.contains(xid) for xid in xids)
