@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import PgConnection
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind
 from penstock.postgres.catalog import (
     PublishedTable,
     columns_fingerprint,
@@ -441,13 +441,17 @@ def test_column_types_of_the_configuration(session: Session) -> None:
     assert again == table.schema
 
 
-def test_an_impossible_column_type_names_table_and_column(session: Session) -> None:
+def test_an_impossible_column_type_is_told_of_its_table_and_column(session: Session) -> None:
     session.execute("CREATE TABLE shop.a (id int PRIMARY KEY, day date)")
-    session.execute("CREATE PUBLICATION pub FOR TABLE shop.a")
-    with pytest.raises(PenstockError, match="day") as caught:
-        published_tables(session, "pub", {"shop.a": {"day": "double"}})
-    assert caught.value.kind is ErrorKind.CONFIG
-    assert caught.value.table == TableName("shop", "a")
+    session.execute("CREATE TABLE shop.b (id int PRIMARY KEY)")
+    session.execute("CREATE PUBLICATION pub FOR TABLE shop.a, shop.b")
+    wrong, right = published_tables(session, "pub", {"shop.a": {"day": "double"}})
+    assert right.refusal is None
+    assert wrong.schema.column("day").type == ValueType(ValueKind.DATE)
+    assert wrong.refusal is not None
+    assert wrong.refusal.kind is ErrorKind.CONFIG
+    assert wrong.refusal.table == TableName("shop", "a")
+    assert "column day" in wrong.refusal.message
 
 
 def test_reading_the_catalog_waits_for_no_lock(session: Session, source: PgConnection) -> None:

@@ -475,7 +475,7 @@ def test_names_in_the_configuration_that_nothing_has(shop: Session, source: PgCo
 
 def test_an_override_that_cannot_be(shop: Session, source: PgConnection) -> None:
     configuration = config(source, column_types={"shop.customers": {"name": "double"}})
-    finding = about(preflight(configuration), "publication pub")
+    finding = about(preflight(configuration), "table shop.customers")
     assert finding.kind is ErrorKind.CONFIG
     assert "name" in finding.problem
 

@@ -18,7 +18,7 @@ from penstock.postgres.catalog import published_tables, table_schema, type_looku
 from penstock.postgres.connection import Session
 from penstock.postgres.ddl import AnnouncedColumn, Announcement
 from penstock.postgres.relation_message import RelationColumn, RelationMessage
-from penstock.postgres.types import override, resolve
+from penstock.postgres.types import carried_type
 from penstock.schema import (
     ColumnSchema,
     ReplicaIdentity,
@@ -55,12 +55,13 @@ class RelationCatalog:
 
     def announced(self, told: Announcement) -> TableSchema | None:
         """The table as it was announced; None where the publication does not have it."""
-        tables = published_tables(self._session, self._publication, self._column_types)
-        published = next((t.schema for t in tables if t.schema.id.oid == told.oid), None)
-        if published is None:
+        published = published_tables(
+            self._session, self._publication, self._column_types, TableId(told.oid)
+        )
+        if not published:
             return None
         current = table_schema(self._session, told.oid)
-        sent = {column.number for column in published.columns}
+        sent = {column.number for column in published[0].schema.columns}
         # A column list says which; without one everything is sent that can be.
         whole = current is not None and sent == {column.number for column in current.columns}
         columns = [c for c in told.columns if c.number in sent or (whole and not c.generated)]
@@ -93,9 +94,7 @@ class RelationCatalog:
 
     def _type(self, table: TableName, column: RelationColumn | AnnouncedColumn) -> ValueType:
         wanted = self._overrides(table).get(column.name)
-        if wanted is not None:
-            return override(wanted)
-        return resolve(column.type_oid, column.type_modifier, self._lookup)
+        return carried_type(column.type_oid, column.type_modifier, wanted, self._lookup)
 
     def _overrides(self, table: TableName) -> Mapping[str, str]:
         return self._column_types.get(str(table), {})

@@ -229,6 +229,8 @@ class Copier:
         )
         if not found:
             raise TableGone
+        if found[0].refusal is not None:
+            raise found[0].refusal
         return found[0]
 
     def _read(

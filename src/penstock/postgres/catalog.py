@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, server_version, translated
 from penstock.postgres.terms import Terms, publication_terms
-from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, override, resolve
+from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, carried_type, override
 from penstock.schema import (
     ZERO_LSN,
     ColumnSchema,
@@ -29,7 +29,6 @@ from penstock.schema import (
     TableId,
     TableName,
     TableSchema,
-    ValueType,
 )
 
 ColumnTypes = Mapping[str, Mapping[str, str]]
@@ -53,7 +52,9 @@ class PublishedTable:
     """A table as its publication sends it; `schema.columns` are the ones it sends.
 
     `row_filter` is an SQL expression over the table's columns. `estimated_rows`
-    counts all partitions and is -1 where the table was never analysed.
+    counts all partitions and is -1 where the table was never analysed. `refusal` says
+    which entry of `column_types` its columns do not allow: such a table cannot be copied,
+    and no other table is the worse for it.
     """
 
     schema: TableSchema
@@ -61,6 +62,7 @@ class PublishedTable:
     relkind: str
     estimated_rows: int
     terms: Terms
+    refusal: PenstockError | None = None
 
     @property
     def partitioned(self) -> bool:
@@ -144,6 +146,7 @@ def published_tables(
             entry.relkind,
             entry.estimated_rows,
             terms[entry.oid],
+            reader.refusal(entry, sent[entry.oid]),
         )
         for entry in entries
     ]
@@ -369,7 +372,12 @@ class _SchemaReader:
             ColumnSchema(
                 attribute.name,
                 attribute.number,
-                self._type(attribute, overrides.get(attribute.name), entry.name),
+                carried_type(
+                    attribute.type_oid,
+                    attribute.type_modifier,
+                    overrides.get(attribute.name),
+                    self._lookup,
+                ),
                 attribute.type_oid,
                 attribute.type_modifier,
                 attribute.type_name,
@@ -380,18 +388,22 @@ class _SchemaReader:
         )
         return TableSchema(TableId(entry.oid), entry.name, columns, entry.identity)
 
+    def refusal(self, entry: _Entry, sent: list[str] | None) -> PenstockError | None:
+        """What is wrong with the table's overrides, if anything is."""
+        overrides = self._column_types.get(str(entry.name), {})
+        for attribute in entry.attributes:
+            if attribute.name not in overrides or not self._is_sent(attribute, sent):
+                continue
+            try:
+                override(overrides[attribute.name], base_oid(attribute.type_oid, self._lookup))
+            except PenstockError as error:
+                message = f"column {attribute.name}: {error.message}"
+                return PenstockError(error.kind, message, hint=error.hint, table=entry.name)
+        return None
+
     def _is_sent(self, attribute: _Attribute, sent: list[str] | None) -> bool:
         if attribute.generated and not self._sends_generated:
             return False
         if sent is None:
             return attribute.generated != "v"
         return attribute.name in sent
-
-    def _type(self, attribute: _Attribute, wanted: str | None, table: TableName) -> ValueType:
-        if wanted is None:
-            return resolve(attribute.type_oid, attribute.type_modifier, self._lookup)
-        try:
-            return override(wanted, base_oid(attribute.type_oid, self._lookup))
-        except PenstockError as error:
-            message = f"column {attribute.name}: {error.message}"
-            raise PenstockError(error.kind, message, hint=error.hint, table=table) from None

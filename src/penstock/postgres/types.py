@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -253,6 +254,20 @@ def override(text: str, base_type_oid: int | None = None) -> ValueType:
             hint="carry the column as string, or leave its entry out",
         )
     return wanted
+
+
+def carried_type(
+    type_oid: int, type_modifier: int, wanted: str | None, lookup: TypeLookup
+) -> ValueType:
+    """What a column's values become: what `column_types` wants of it, where its type allows that.
+
+    Where it does not, the column is taken for what it is: the type may have changed while
+    we run, and whoever decodes must go on. `override` tells what is wrong.
+    """
+    if wanted is not None:
+        with suppress(PenstockError):
+            return override(wanted, base_oid(type_oid, lookup))
+    return resolve(type_oid, type_modifier, lookup)
 
 
 def _parse_override(text: str) -> ValueType | None:

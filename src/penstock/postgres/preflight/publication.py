@@ -53,6 +53,12 @@ def publication_findings(session: Session, config: PipelineConfig) -> Iterator[F
     yield from identity_findings(session, found, tables)
     yield from _generated_columns(session, found, tables)
     yield from _unlogged_partitions(session, tables)
+    for table in tables:
+        if table.refusal is not None:
+            refusal = table.refusal
+            yield error(
+                f"table {table.schema.name}", refusal.message, refusal.hint or "", refusal.kind
+            )
     yield from _unknown_names(config, tables)
 
 
