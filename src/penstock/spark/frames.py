@@ -199,14 +199,18 @@ def _portable(table: TableSchema, side: str) -> Column:
         return F.col(side)
     fields = []
     for column in table.columns:
-        name = quoted(column.name)
-        field = F.col(f"{side}.{name}")
-        if column.type.kind is ValueKind.TIMESTAMP:
-            field = F.unix_micros(field)
-        elif _holds_timestamps(column.type):
-            field = F.transform(field, F.unix_micros)
-        fields.append(field.alias(column.name))
+        field = F.col(f"{side}.{quoted(column.name)}")
+        fields.append(_portable_value(column.type, field).alias(column.name))
     return F.when(F.col(side).isNotNull(), F.struct(*fields)).alias(side)
+
+
+def _portable_value(type: ValueType, value: Column) -> Column:  # noqa: A002
+    if not _holds_timestamps(type):
+        return value
+    if type.element is None:
+        return F.unix_micros(value)
+    element = type.element
+    return F.transform(value, lambda item: _portable_value(element, item))
 
 
 def _holds_timestamps(type: ValueType) -> bool:  # noqa: A002
@@ -234,8 +238,9 @@ class _Restore:
 
 
 def _needs_restoring(type: ValueType) -> bool:  # noqa: A002
-    leaf = type.element or type
-    return leaf.kind in (ValueKind.TIMESTAMP, ValueKind.BINARY)
+    if type.element is not None:
+        return _needs_restoring(type.element)
+    return type.kind in (ValueKind.TIMESTAMP, ValueKind.BINARY)
 
 
 def _restore(type: ValueType, value: Any) -> Any:  # noqa: A002

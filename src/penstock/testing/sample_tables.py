@@ -91,7 +91,18 @@ def _typed() -> dict[str, tuple[ValueType, Any, Any]]:
         )
         for name, (kind, usual, extreme) in scalars.items()
     }
-    return scalars | arrays
+    nested = {
+        name: (ValueType(ValueKind.ARRAY, element=kind), [usual, None, []], [extreme])
+        for name, (kind, usual, extreme) in {
+            f"nested_{name}": arrays[name] for name in ("long_array", "timestamp_array")
+        }.items()
+    }
+    nested["nested_binary_array"] = (
+        ValueType(ValueKind.ARRAY, element=arrays["binary_array"][0]),
+        [[b"\x00"], None],
+        [[]],
+    )
+    return scalars | arrays | nested
 
 
 _TYPED = _typed()
@@ -108,8 +119,8 @@ _ODD_NAMES = (
     "key",
     "row",
     "missing",
-    "op",
-    "after",
+    *("op", "commit_lsn", "tx_ordinal", "commit_ts", "xid", "before", "after", "unchanged"),
+    *("deleted", "new", "origin", "kind", "part", "moved", "first", "last", "gone", "change"),
     "c0",
     "k0",
     "a.b",
@@ -122,6 +133,9 @@ _ODD_NAMES = (
     "_metadata",
     "ENORMOUS",
     "%41",
+    "🚰",
+    ".path",
+    "[0]",
 )
 ODD = TableSchema(
     TableId(16_391),
