@@ -17,7 +17,7 @@ from penstock.destinations.base import (
     WriteStatus,
 )
 from penstock.errors import ErrorKind, PenstockError
-from penstock.journal.manifest import Defect
+from penstock.journal.manifest import Defect, SegmentRef
 from penstock.pipeline.applier import Applier, Copied, ResyncWanted
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.rates import Meter
@@ -245,6 +245,27 @@ def test_a_value_that_was_mended_before_the_copy_stops_nothing(bench: Bench) -> 
     segment = bench.journal.segment(NARROW, [990], values=[None], defects=(defect,))
     bench.journal.flush(200, segment, schemas=(NARROW,))
     bench.applier(COPY).step()
+    assert bench.ends() == [Lsn(200)]
+
+
+def test_null_is_taken_instead_but_never_as_a_key(bench: Bench) -> None:
+    """Rows that NULL names would be taken for one."""
+    bench.config = bench.config.model_copy(update={"on_unrepresentable": "null"})
+
+    def segment(column: str) -> SegmentRef:
+        defect = Defect(column, "id=7", "infinity", 1)
+        return bench.journal.segment(NARROW, [2000], values=[None], defects=(defect,))
+
+    bench.journal.flush(200, segment("v"), schemas=(NARROW,))
+    applier = bench.applier()
+    applier.step()
+    assert bench.ends() == [Lsn(200)]
+    assert applier.nulled == 1
+    bench.journal.flush(300, segment("id"))
+    with pytest.raises(PenstockError, match="column id") as caught:
+        applier.step()
+    assert caught.value.kind is ErrorKind.DATA_UNREPRESENTABLE
+    assert "on_unrepresentable" not in (caught.value.hint or "")
     assert bench.ends() == [Lsn(200)]
 
 

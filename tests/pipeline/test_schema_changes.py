@@ -276,3 +276,41 @@ def test_a_table_is_copied_again_on_request_running_or_not(source: Source) -> No
     with source.pipeline(destination=destination):
         wait_for(lambda: destination.rows("public.a"), "the copy", TIMEOUT)
         assert by_id(destination.rows("public.a")) == by_id(source.rows("a"))
+
+
+def test_unrepresentable_values_are_counted_and_an_impossible_column_type_stops_one_table(
+    source: Source,
+) -> None:
+    source.execute(
+        "ALTER TABLE b ADD n numeric, ADD d date",
+        "INSERT INTO b VALUES (1, 'x', 1.5, 'infinity'), (2, 'y', 2, '2024-01-01')",
+    )
+    destination = MemoryDestination()
+    with source.pipeline(
+        destination=destination,
+        on_unrepresentable="null",
+        column_types={"public.b": {"n": "double"}},
+    ) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO b VALUES (3, 'z', 3, '-infinity')")
+        source.catch_up(pipeline)
+        assert pipeline.status().table("public.b").work.values_nulled == 2
+        rows = by_id(destination.rows("public.b"))
+        assert [(row["n"], row["d"] is None) for row in rows] == [
+            (1.5, True),
+            (2.0, False),
+            (3.0, True),
+        ]
+
+        source.execute(
+            "ALTER TABLE b ALTER n TYPE text",
+            "INSERT INTO b VALUES (4, 'z', 'many', NULL)",
+            "INSERT INTO a VALUES (1000, 'after')",
+        )
+        wait_for(lambda: pipeline.status().table("public.b").error, "the table's error", TIMEOUT)
+        error = pipeline.status().table("public.b").error
+        assert error is not None
+        assert "column n: column_types: 'double'" in error.reason
+        assert error.retry == "manual"
+        assert len(destination.rows("public.b")) == 3
+        wait_for(lambda: len(destination.rows("public.a")) == 101, "the other table", TIMEOUT)

@@ -361,6 +361,16 @@ def test_an_unrepresentable_value_may_become_null_and_is_counted(
     assert [d is None for d in dates] == [False, True, True, True]
 
 
+def test_an_unrepresentable_key_never_becomes_null(session: Session) -> None:
+    """Rows that NULL names would be taken for one."""
+    session.execute("CREATE TABLE public.t (d date PRIMARY KEY)")
+    session.execute("INSERT INTO public.t VALUES ('infinity'), ('-infinity')")
+    with pytest.raises(PenstockError, match="column d of the row with d=infinity") as caught:
+        copied(session, schema_of(session, "public.t"), on_unrepresentable="null")
+    assert caught.value.kind is ErrorKind.DATA_UNREPRESENTABLE
+    assert "on_unrepresentable" not in (caught.value.hint or "")
+
+
 def test_a_long_value_is_cut_in_the_error(session: Session) -> None:
     session.execute("CREATE TABLE public.t (id text PRIMARY KEY, a int[])")
     session.execute("INSERT INTO public.t VALUES (repeat('k', 2000), ARRAY[ARRAY[1]])")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from penstock.destinations.base import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.failpoints import failpoint
+from penstock.journal.manifest import Defect
 from penstock.pipeline.batches import BatchSize, Gathering, Run, next_run
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.deliveries import Deliveries
@@ -76,7 +77,7 @@ class Applier:
         self.adopted_at = time.monotonic()
         self.cursor = self.read_to = ZERO_LSN
         self._applied = applied
-        self.batches = 0
+        self.batches = self.nulled = 0
         self._begun: Lsn | None = None
 
     def open(self) -> None:
@@ -194,8 +195,7 @@ class Applier:
                 self._pass(run)
                 return
             self._change_schema(run.schema)
-        if self._context.config.on_unrepresentable == "error":
-            self._require_sound(run, visible)
+        nulled = self._count_nulled(run, visible)
         self._adopt_version(run.schema)
         if not run.segments:
             self._pass(run)
@@ -217,6 +217,7 @@ class Applier:
         self._begun = run.schema.version
         self.read_to = run.end
         self.batches += 1
+        self.nulled += nulled
         self._applied.add(batch.counts.total)
         logger.debug(
             "batch handed over",
@@ -237,22 +238,35 @@ class Applier:
         self.read_to = run.end
         self._move_cursor(run.end)
 
-    def _require_sound(self, run: Run, visible: VisibleXids | None) -> None:
+    def _count_nulled(self, run: Run, visible: VisibleXids | None) -> int:
+        """How many values are NULL only because their type cannot hold them.
+
+        They are refused, unless `on_unrepresentable` is `null`; those in a key always are:
+        rows that NULL names would be taken for one.
+        """
+        strict = self._context.config.on_unrepresentable == "error"
+        key = {column.name for column in run.schema.key}
+        count = 0
         for segment in run.segments:
             for defect in segment.defects:
-                file = self._context.journal.file(segment)
-                if may_matter(defect, file, visible):
-                    raise PenstockError(
-                        ErrorKind.DATA_UNREPRESENTABLE,
-                        f"{self.schema.name}: column {defect.column} of the row"
-                        f" {shorten(defect.row)} has the value {shorten(defect.value)}, which"
-                        f" {run.schema.column(defect.column).type.kind} cannot hold",
-                        hint="mend the value in Postgres and resync the table, carry the column as"
-                        f" a string (column_types: {{{self.schema.name}: {{{defect.column}:"
-                        " string}}), or set on_unrepresentable: null",
-                        table=self.schema.name,
-                        position=run.end,
-                    )
+                if may_matter(defect, self._context.journal.file(segment), visible):
+                    if strict or defect.column in key:
+                        raise self._unrepresentable(run, defect, in_key=defect.column in key)
+                    count += defect.count
+        return count
+
+    def _unrepresentable(self, run: Run, defect: Defect, *, in_key: bool) -> PenstockError:
+        instead = "" if in_key else ", or set on_unrepresentable: null"
+        return PenstockError(
+            ErrorKind.DATA_UNREPRESENTABLE,
+            f"{self.schema.name}: column {defect.column} of the row {shorten(defect.row)} has the"
+            f" value {shorten(defect.value)}, which"
+            f" {run.schema.column(defect.column).type.kind} cannot hold",
+            hint="mend the value in Postgres and resync the table, or carry the column as a string"
+            f" (column_types: {{{self.schema.name}: {{{defect.column}: string}}}}){instead}",
+            table=self.schema.name,
+            position=run.end,
+        )
 
     def follow(self, published: TableSchema) -> None:
         """Take in a change of the table that no row has shown yet."""

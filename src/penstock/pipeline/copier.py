@@ -48,7 +48,7 @@ from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
 from penstock.spark.changes import TableRows
-from penstock.spark.extract import extract
+from penstock.spark.extract import Extracted, extract
 from penstock.states import DataSync, FinishedCopy, StoredState
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker
 
@@ -77,6 +77,7 @@ class Copied:
     directory: Path
     files: tuple[str, ...]
     rows: int
+    nulled: int
 
     @property
     def complete(self) -> bool:
@@ -114,6 +115,7 @@ class Copier:
         self._enter = enter
         self._keep = keep
         self._rows = rows
+        self.nulled = 0
 
     def copy(self, *, published_before: bool) -> TableSchema:
         """Copy the table and record it as finished; its schema as it was copied."""
@@ -142,9 +144,11 @@ class Copier:
             extra={
                 "table": str(copied.table.name),
                 "rows": copied.rows,
+                "nulled": copied.nulled,
                 "seconds": round(time.monotonic() - started, 3),
             },
         )
+        self.nulled = copied.nulled
         return copied.table
 
     def _remove_leftovers(self) -> None:
@@ -192,7 +196,7 @@ class Copier:
             published = self._published(snapshot)
             columns = columns_fingerprint(snapshot.connection, published.schema)
             try:
-                files, rows = self._read(snapshot, published, directory)
+                read = self._read(snapshot, published, directory)
             except PenstockError:
                 if self._columns_now() == columns:
                     raise
@@ -203,7 +207,15 @@ class Copier:
                 return None
             self._wait_for_durability(snapshot.connection, barrier)
         finished = FinishedCopy(copy_id, snapshot.visible, barrier)
-        return Copied(published.schema, published.terms, finished, directory, files, rows)
+        return Copied(
+            published.schema,
+            published.terms,
+            finished,
+            directory,
+            read.files,
+            read.rows,
+            read.nulled,
+        )
 
     def _columns_now(self) -> str | None:
         with connect(self._context.config.pg_connection, f"{self._context.config.id}_copy") as now:
@@ -235,10 +247,10 @@ class Copier:
 
     def _read(
         self, snapshot: ExportedSnapshot, published: PublishedTable, directory: Path
-    ) -> tuple[tuple[str, ...], int]:
+    ) -> Extracted:
         config = self._context.config
         if not config.table_sync_copy.includes(str(published.schema.name)):
-            return (), 0
+            return Extracted((), 0, 0, 0)
         targets = [
             (target.name.quoted, target.blocks)
             for target in copy_targets(snapshot.connection, published.schema)
@@ -250,7 +262,7 @@ class Copier:
             self._rows.add(rows - counted)
             counted = rows
 
-        extracted = extract(
+        return extract(
             self._session,
             config.pg_connection,
             published.schema,
@@ -263,7 +275,6 @@ class Copier:
             progress=count,
             stop=self._context.stopping,
         )
-        return extracted.files, extracted.rows
 
     def _write(self, copied: Copied) -> None:
         """Hand the files over, again and again while the trouble is of the passing kind."""

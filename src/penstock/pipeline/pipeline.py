@@ -328,6 +328,7 @@ class Pipeline:
                 table.applied.total,
                 table.applied.per_second,
                 table.batches,
+                table.nulled,
             ),
             **table_lag(self._journal, table.id, position, source),
         )

@@ -41,13 +41,17 @@ class TableFailure:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a running pipeline has done for a table since it started."""
+    """What a running pipeline has done for a table since it started.
+
+    `values_nulled` were unrepresentable, in the last copy and since: `on_unrepresentable`.
+    """
 
     rows_copied: int = 0
     rows_per_second: float = 0.0
     changes_applied: int = 0
     changes_per_second: float = 0.0
     batches: int = 0
+    values_nulled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class TableStatus:
             "changes_applied": self.work.changes_applied,
             "changes_per_second": round(self.work.changes_per_second, 1),
             "batches": self.work.batches,
+            "values_nulled": self.work.values_nulled,
             "error": self.error.to_json() if self.error else None,
         }
 

@@ -79,7 +79,7 @@ class PipelineTable:
         self.leaving = False
         self.rows = Meter()
         self.applied = Meter()
-        self.batches = 0
+        self.batches = self.nulled = 0
 
     @property
     def id(self) -> TableId:
@@ -255,13 +255,14 @@ class PipelineTable:
             self._context, self.published.schema, self._session, self.enter, keep, self.rows
         )
         copier.copy(published_before=self._published_before)
+        self.nulled = copier.nulled
         self._succeeded()
 
     def _apply(self) -> None:
         if isinstance(self.state, Errored):
             self.enter(self.state.interrupted)
         applier = self._applier or self._open_applier()
-        before = applier.batches
+        before, nulled = applier.batches, applier.nulled
         if self._standing.wants_copy(self.published):
             self.resync()
             return
@@ -274,6 +275,7 @@ class PipelineTable:
             return
         if applier.batches > before:
             self.batches += applier.batches - before
+            self.nulled += applier.nulled - nulled
         position = applier.passed_barrier()
         if position is not None:
             self._synchronise(applier, position)

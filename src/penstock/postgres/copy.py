@@ -216,7 +216,8 @@ class _BatchDecoder:
         for column, text in zip(self._table.columns, texts, strict=True):
             decoded = values.decode(text, column.type)
             if decoded.bad.size:
-                if self._strict:
+                # Rows that NULL names would be taken for one.
+                if self._strict or column.key_position is not None:
                     raise self._unrepresentable(column, text, texts, int(decoded.bad[0]))
                 nulled += int(decoded.bad.size)
             arrays.append(decoded.array)
@@ -230,13 +231,14 @@ class _BatchDecoder:
         by_name = {c.name: t for c, t in zip(self._table.columns, texts, strict=True)}
         key = ", ".join(f"{c.name}={_value(by_name[c.name], row)}" for c in self._table.key)
         where = f" of the row with {shorten(key)}" if key else ""
+        in_key = column.key_position is not None
+        instead = "" if in_key else "write NULL instead (on_unrepresentable: null), "
         return PenstockError(
             ErrorKind.DATA_UNREPRESENTABLE,
             f"column {column.name}{where} holds {shorten(_value(text, row))}, which its type"
             f" {column.type_name or column.type.kind} cannot hold at the destination",
             hint=f"carry the column as text (column_types: {self._table.name}: "
-            f"{column.name}: string), write NULL instead (on_unrepresentable: null), or mend"
-            " the row at the source",
+            f"{column.name}: string), {instead}or mend the row at the source",
             table=self._table.name,
         )
 

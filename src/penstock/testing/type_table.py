@@ -54,8 +54,9 @@ own list of types; a test sees to it that it is true. By copy and by stream it i
 
 A value that its Spark type cannot hold (an infinite date, a year outside 1 to 9999, an
 array of two dimensions) stops its table with an error that names it, or becomes NULL and is
-counted: `on_unrepresentable`. `column_types` carries a column as `string` instead, and a
-numeric one as `decimal(p,s)` or `double`. A `string` is the text that Postgres prints; so
+counted: `on_unrepresentable`. In a key it always stops its table, since rows that NULL names
+could not be told apart. `column_types` carries a column as `string` instead, and a numeric one
+as `decimal(p,s)` or `double`. A `string` is the text that Postgres prints; so
 are the types of extensions (`hstore`, `citext`, PostGIS).
 
 | Postgres | Spark | its array |
