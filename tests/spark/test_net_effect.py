@@ -239,6 +239,21 @@ def test_a_key_stored_out_of_line_comes_with_the_old_key(spark: Any, tmp_path: P
     assert found["row"].asDict() == row
 
 
+def test_a_numeric_carried_as_double_may_be_stored_out_of_line(spark: Any, tmp_path: Path) -> None:
+    """A numeric of some thousand digits is left out of an update like any long value."""
+    rough = ColumnSchema("rough", 2, ValueType(ValueKind.DOUBLE), 1700)
+    table = replace(TABLE, columns=(replace(TABLE.columns[1], key_position=0), rough))
+    script = Script(table, tmp_path, spark)
+    batch = script.batch(
+        [update({"id": 1, "rough": None}, unchanged=["rough"])],
+        [insert({"id": 2, "rough": 0.5}), update({"id": 2, "rough": None}, unchanged=["rough"])],
+    )
+    rows = {row["key"]["id"]: row for row in batch.net_effect().rows.collect()}
+    assert rows[1]["missing"] == ["rough"]
+    assert rows[2]["row"]["rough"] == 0.5
+    assert rows[2]["missing"] == []
+
+
 def test_updates_of_a_table_without_key_or_full_identity_are_refused(
     spark: Any, tmp_path: Path
 ) -> None:

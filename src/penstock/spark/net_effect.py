@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 SMALL_BATCH = 20_000
 """So many changes are reduced by one task, sooner than a shuffle would be planned."""
 
-# Kinds whose values can be large enough for Postgres to store them out of line.
+# Kinds whose values can be large enough for Postgres to store them out of line. A double
+# can be a numeric that the user wants to have so.
 _TOASTABLE = frozenset({ValueKind.STRING, ValueKind.BINARY, ValueKind.ARRAY, ValueKind.DECIMAL})
+_FLOAT8_OID = 701
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,12 @@ def key_columns(table: TableSchema) -> list[str]:
 
 def toastable(table: TableSchema) -> list[ColumnSchema]:
     """The columns whose values Postgres may leave out of an update."""
-    return [column for column in table.columns if column.type.kind in _TOASTABLE]
+    return [column for column in table.columns if _is_toastable(column)]
+
+
+def _is_toastable(column: ColumnSchema) -> bool:
+    overridden = column.type.kind is ValueKind.DOUBLE and column.type_oid != _FLOAT8_OID
+    return overridden or column.type.kind in _TOASTABLE
 
 
 def unsent_column(name: str) -> Column:
@@ -201,7 +208,7 @@ def _steps(table: TableSchema, changes: DataFrame, unsent: bool, moves: bool) ->
 
     def new_key(column: ColumnSchema) -> Column:
         value = F.col(f"after.{quoted(column.name)}")
-        if unsent and column.type.kind in _TOASTABLE:
+        if unsent and _is_toastable(column):
             # A key stored out of line comes as the old key when it has not changed.
             old = F.col(f"before.{quoted(column.name)}")
             value = F.when(unsent_column(column.name), old).otherwise(value)
