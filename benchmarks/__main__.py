@@ -2,6 +2,7 @@
 
 python -m benchmarks                     all of them
 python -m benchmarks receive_inserts     some; RESULTS.md is left alone
+python -m benchmarks amounts             large amounts and idleness, which take minutes more
 python -m benchmarks --times 1           quicker, less sure
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks import copying, delivering, fresh_clone, latency, receiving
+from benchmarks import amounts, copying, delivering, fresh_clone, idleness, latency, receiving
 from benchmarks.measure import Measure
 from benchmarks.report import write_results
 from penstock.testing import EmbeddedPostgres
@@ -37,17 +38,23 @@ def session() -> SparkSession:
     return spark
 
 
-def measures(
-    server: EmbeddedPostgres, directory: Path, times: int
-) -> dict[str, Callable[[], Measure]]:
+AMOUNTS = "amounts"
+
+Named = dict[str, Callable[[], Measure]]
+
+
+def measures(server: EmbeddedPostgres, directory: Path, times: int) -> tuple[Named, Named]:
+    """Those that make RESULTS.md, and those of large amounts."""
+
     def with_spark(run: Callable[..., Measure]) -> Callable[[], Measure]:
         return lambda: run(server, directory, session(), times)
 
-    return {
+    usual = {
         "receive_inserts": partial(receiving.inserts, server, directory, times),
         "receive_mixed": partial(receiving.mixed, server, directory, times),
         "delta_inserts": with_spark(delivering.inserts),
         "delta_mixed": with_spark(delivering.mixed),
+        "delta_busy_tables": with_spark(delivering.busy_tables),
         "copy_1m": with_spark(copying.million),
         "copy_5m": with_spark(copying.five_million),
         "latency_inserts": with_spark(latency.inserts),
@@ -55,6 +62,15 @@ def measures(
         "receiver_memory": partial(receiving.memory, server, directory, times),
         "demo_fresh_clone": fresh_clone.demo,
     }
+    large = {
+        "idle_cpu": with_spark(idleness.idle),
+        "many_tables": with_spark(idleness.many_tables),
+        "subtransactions": partial(amounts.subtransactions, server, directory, times),
+        "small_transactions": partial(amounts.small_transactions, server, directory, times),
+        "huge_transaction": partial(amounts.huge_transaction, server, directory, times),
+        "huge_row": with_spark(amounts.huge_row),
+    }
+    return usual, large
 
 
 def main() -> int:
@@ -70,11 +86,13 @@ def main() -> int:
             listen_tcp=True,
             settings={"shared_buffers": "1GB", "autovacuum": "off", "max_wal_size": "16GB"},
         ) as server:
-            known = measures(server, directory, arguments.times)
-            unknown = set(arguments.names) - set(known)
+            usual, large = measures(server, directory, arguments.times)
+            known = usual | large
+            names = list(large) if arguments.names == [AMOUNTS] else arguments.names
+            unknown = set(names) - set(known)
             if unknown:
-                parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
-            for wanted in arguments.names or known:
+                parser.error(f"unknown: {', '.join(unknown)}; known: {AMOUNTS}, {', '.join(known)}")
+            for wanted in names or usual:
                 measure = known[wanted]()
                 found.append(measure)
                 print(measure, flush=True)

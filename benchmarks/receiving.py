@@ -41,12 +41,13 @@ class ReceiverChild:
 
         wait_for(reached, limit=600)
 
-    def peak_memory(self) -> int:
-        """The most memory it ever had in use, in bytes."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise LookupError("no VmHWM in /proc")
+
+def peak_memory(pid: int) -> int:
+    """The most memory that a process ever had in use, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError("no VmHWM in /proc")
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def receiver(config: PipelineConfig) -> Iterator[ReceiverChild]:
         process.wait()
 
 
-def _against_recvlogical(
+def against_recvlogical(
     server: EmbeddedPostgres, directory: Path, work: Callable[[Source], int], times: int
 ) -> Ratio:
     numbers = iter(range(times))
@@ -92,22 +93,34 @@ def _against_recvlogical(
 
 
 def inserts(server: EmbeddedPostgres, directory: Path, times: int) -> Measure:
-    found = _against_recvlogical(server, directory, lambda s: s.insert(1_000_000), times)
+    found = against_recvlogical(server, directory, lambda s: s.insert(1_000_000), times)
     return Measure("receive_inserts", found.best, 0.85, 0.97, details=found.details)
 
 
 def mixed(server: EmbeddedPostgres, directory: Path, times: int) -> Measure:
-    found = _against_recvlogical(server, directory, Source.mixed_changes, times)
+    found = against_recvlogical(server, directory, Source.mixed_changes, times)
     return Measure("receive_mixed", found.best, 0.80, 0.95, details=found.details)
+
+
+def memory_over(
+    name: str, server: EmbeddedPostgres, directory: Path, work: Callable[[Source], int]
+) -> Measure:
+    """Peak memory of the receiver over what is written in one go."""
+    with fresh_source(server, directory, name) as source:
+        with receiver(source.config()):
+            pass
+        changes = work(source)
+        with receiver(source.config()) as child, timed() as timing:
+            child.wait_until(changes)
+            peak = peak_memory(child.process.pid)
+    details = {"drained in": f"{timing.seconds:.2f} s"}
+    return Measure(name, peak / 2**20, 600, 400, "MiB", below=True, details=details)
 
 
 def memory(server: EmbeddedPostgres, directory: Path, times: int) -> Measure:
     """Peak memory of the receiver over one transaction of 5M rows."""
-    with fresh_source(server, directory, "memory") as source:
-        with receiver(source.config()):
-            pass
-        changes = source.insert(5_000_000, per_transaction=5_000_000)
-        with receiver(source.config()) as child:
-            child.wait_until(changes)
-            peak = child.peak_memory()
-    return Measure("receiver_memory", peak / 2**20, 600, 400, "MiB", below=True)
+
+    def work(source: Source) -> int:
+        return source.insert(5_000_000, per_transaction=5_000_000)
+
+    return memory_over("receiver_memory", server, directory, work)

@@ -32,11 +32,12 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Source:
-    """One database of the server, with a table `t` that is published."""
+    """One database of the server, with tables that are published: `t`, or several."""
 
     server: EmbeddedPostgres
     name: str
     directory: Path
+    tables: tuple[str, ...] = ("t",)
 
     def connect(self) -> psycopg.Connection[Any]:
         return self.server.connect(self.name)
@@ -60,11 +61,11 @@ class Source:
         assert row is not None
         return Lsn.parse(row[0])
 
-    def fill(self, rows: int, start: int = 0) -> None:
+    def fill(self, rows: int, start: int = 0, table: str = "t") -> None:
         """Rows in one statement, vacuumed, as a table that has been there for a while."""
         with self.connect() as connection:
-            connection.execute(f"INSERT INTO t {ROWS}", [start, start + rows - 1])
-            connection.execute("VACUUM ANALYZE t")
+            connection.execute(f"INSERT INTO {table} {ROWS}".encode(), [start, start + rows - 1])
+            connection.execute(f"VACUUM ANALYZE {table}".encode())
 
     def insert(self, rows: int, per_transaction: int = 1000) -> int:
         """How many changes that was."""
@@ -73,25 +74,29 @@ class Source:
                 connection.execute(f"INSERT INTO t {ROWS}", [start, start + per_transaction - 1])
         return rows
 
-    def mixed_changes(self) -> int:
+    def mixed_changes(self, rows: str = ROWS) -> int:
         """500k inserts, 300k updates, 100k deletes on 500k keys, mixed: 900k changes.
 
         Updates and deletes strike live keys, in transactions of up to 1,000 changes.
+        Several tables take their turns.
         """
         numbers = random.Random(7)
-        live: list[int] = []
+        live: dict[str, list[int]] = {table: [] for table in self.tables}
         changes = 0
         with self.connect() as connection:
-            for low in range(0, 500_000, 1000):
-                connection.execute(f"INSERT INTO t {ROWS}", [low, low + 999])
-                live.extend(range(low, low + 1000))
-                changed = connection.execute(
-                    "UPDATE t SET a = a + 1, s = s || 'u', ts = now() WHERE id = ANY(%s)",
-                    [numbers.sample(live, 600)],
-                )
-                doomed = [_pop(live, numbers.randrange(len(live))) for _ in range(200)]
-                gone = connection.execute("DELETE FROM t WHERE id = ANY(%s)", [doomed])
-                changes += 1000 + changed.rowcount + gone.rowcount
+            for low in range(0, 500_000 // len(live), 1000):
+                for table, keys in live.items():
+                    connection.execute(f"INSERT INTO {table} {rows}".encode(), [low, low + 999])
+                    keys.extend(range(low, low + 1000))
+                    update = f"UPDATE {table} SET a = a + 1, s = s || 'u', ts = now()"
+                    changed = connection.execute(
+                        f"{update} WHERE id = ANY(%s)".encode(), [numbers.sample(keys, 600)]
+                    )
+                    doomed = [_pop(keys, numbers.randrange(len(keys))) for _ in range(200)]
+                    gone = connection.execute(
+                        f"DELETE FROM {table} WHERE id = ANY(%s)".encode(), [doomed]
+                    )
+                    changes += 1000 + changed.rowcount + gone.rowcount
         return changes
 
     def reference_slot(self) -> None:
@@ -121,16 +126,23 @@ def _pop(numbers: list[int], place: int) -> int:
 
 
 @contextmanager
-def fresh_source(server: EmbeddedPostgres, directory: Path, name: str) -> Iterator[Source]:
+def fresh_source(
+    server: EmbeddedPostgres,
+    directory: Path,
+    name: str,
+    tables: tuple[str, ...] = ("t",),
+    columns: str = COLUMNS,
+) -> Iterator[Source]:
     """A new database, dropped afterwards with everything that was made for it."""
     place = directory / name
     place.mkdir()
     server.create_database(name)
     try:
-        source = Source(server, name, place)
+        source = Source(server, name, place, tables)
         with source.connect() as connection:
-            connection.execute(f"CREATE TABLE t ({COLUMNS})")
-            connection.execute("CREATE PUBLICATION pub FOR TABLE t")
+            for table in tables:
+                connection.execute(f"CREATE TABLE {table} ({columns})".encode())
+            connection.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(tables)}".encode())
         yield source
     finally:
         _drop(server, name)
