@@ -12,8 +12,8 @@ import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
-from penstock.journal.journal import JournalWriter
 from penstock.journal.receiver import Receiver
+from penstock.journal.writer import JournalWriter
 from penstock.postgres.preflight import preflight
 from penstock.schema import Lsn
 from penstock.testing.postgres import EmbeddedPostgres

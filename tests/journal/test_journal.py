@@ -11,9 +11,10 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.journal.files import replace
-from penstock.journal.journal import Journal, JournalOwner, JournalWriter
+from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import ChangeCounts
 from penstock.journal.segment import Chunk, write_segment
+from penstock.journal.writer import JournalWriter
 from penstock.schema import ZERO_LSN, ColumnSchema, Lsn, TableId, TableName, TableSchema, ValueKind
 from penstock.schema import ValueType as Type
 from penstock.testing.waiting import wait_for

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.journal.journal import Journal, JournalOwner, JournalWriter
+from penstock.journal.journal import Journal, JournalOwner
+from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn
 
 

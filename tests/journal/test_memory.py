@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.config import MIB, BackpressureConfig, BatchConfig, PgConnection, PipelineConfig
-from penstock.journal.journal import JournalWriter
 from penstock.journal.memory import MemoryGauge, machine_memory
 from penstock.journal.scribe import Scribe
+from penstock.journal.writer import JournalWriter
 from penstock.testing.sample_tables import NOTES
 from penstock.testing.waiting import wait_for
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config import MIB, BatchConfig, JournalConfig
 from penstock.errors import ErrorKind, PenstockError
-from penstock.journal.journal import JournalWriter
 from penstock.journal.memory import machine_memory
 from penstock.journal.receiver import Receiver
+from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn
 from penstock.testing.replay import journaled_changes
 from penstock.testing.waiting import wait_for
@@ -247,7 +247,7 @@ def test_a_lost_connection_is_replaced(receiver: Any) -> None:
 
 
 def test_a_second_receiver_is_fenced_out_by_the_manifest_number(receiver: Any) -> None:
-    from penstock.journal.journal import JournalWriter
+    from penstock.journal.writer import JournalWriter
 
     running = receiver()
     running.execute("CREATE TABLE t (id int PRIMARY KEY)")

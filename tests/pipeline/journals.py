@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.journal.journal import Journal, JournalOwner, JournalWriter
+from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import ChangeCounts, Defect, SegmentRef
+from penstock.journal.writer import JournalWriter
 from penstock.schema import (
     ColumnSchema,
     Lsn,

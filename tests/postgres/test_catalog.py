@@ -8,18 +8,16 @@ from penstock.config import PgConnection
 from penstock.errors import ErrorKind
 from penstock.postgres.catalog import (
     PublishedTable,
-    columns_fingerprint,
-    copy_targets,
     partition_leaves,
     publication,
     publication_exists,
     published_tables,
-    rewritten,
     table_schema,
     type_info,
     type_lookup,
 )
 from penstock.postgres.connection import Session, connect, server_version
+from penstock.postgres.copy_targets import columns_fingerprint, copy_targets, rewritten
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import (
     STRING,

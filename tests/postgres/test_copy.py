@@ -19,7 +19,7 @@ from psycopg import pq
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres import libpq
-from penstock.postgres.catalog import copy_targets, table_schema
+from penstock.postgres.catalog import table_schema
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.copy import (
     CtidRange,
@@ -28,6 +28,7 @@ from penstock.postgres.copy import (
     plan_ranges,
     snapshot_session,
 )
+from penstock.postgres.copy_targets import copy_targets
 from penstock.postgres.copy_text import split
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import TableSchema

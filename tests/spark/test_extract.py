@@ -14,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
-from penstock.postgres.catalog import copy_targets, table_schema
+from penstock.postgres.catalog import table_schema
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.copy import plan_ranges
+from penstock.postgres.copy_targets import copy_targets
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import TableSchema
 from penstock.spark import extract as extraction

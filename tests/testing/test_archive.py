@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.journal.journal import Journal, JournalOwner, JournalWriter
+from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import ChangeCounts
 from penstock.journal.segment import Chunk, write_segment
+from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn, TableId, TableName, TableSchema
 from penstock.testing.archive import JournalArchive
 from penstock.testing.waiting import wait_for

@@ -17,10 +17,10 @@ from datetime import datetime
 from penstock.failpoints import failpoint
 from penstock.journal.decoder import Decoded
 from penstock.journal.files import sync_directory
-from penstock.journal.journal import JournalWriter
 from penstock.journal.manifest import SegmentRef
 from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.versions import SchemaVersions
+from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn
 
 

@@ -9,7 +9,7 @@
     <root>/requests/<oid>.resync   what was asked of tables from outside (the pipeline's)
     <root>/terms/<oid>.json        how tables were published when they were copied (likewise)
 
-One process appends (`JournalWriter`, the receiver), any number read (`Journal`).
+One process appends (`writer.JournalWriter`, the receiver), any number read (`Journal`).
 A reader keeps an index of the manifests in memory and `refresh`es it from the
 next number on, so following the journal costs one failed `open` when nothing is
 new. The pipeline retires what every table has passed: `checkpoint.json` is
@@ -20,7 +20,6 @@ in between leaves nothing worse than a file that nobody names.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from bisect import bisect_right
 from collections import defaultdict
@@ -33,7 +32,7 @@ from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.checkpoint import Checkpoint
-from penstock.journal.files import create_exclusively, replace, sync_directory
+from penstock.journal.files import replace, sync_directory
 from penstock.journal.manifest import Manifest, SegmentRef, now
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 
@@ -339,91 +338,3 @@ class Journal:
                     tuple(announced[table_id]),
                 )
                 self._flushes.setdefault(table_id, []).append(flush)
-
-
-class JournalWriter(Journal):
-    """The one process that appends. Hold it only under the receiver's lock.
-
-    `refresh` it once at start. After the first `append` it knows only the
-    journal's end; read through a `Journal` of your own.
-    """
-
-    def claim(self, owner: JournalOwner) -> None:
-        """Make a new journal for `owner`. Written before the slot is created, so
-        that a slot without a manifest is known to be ours after a crash."""
-        self.manifests_directory.mkdir(parents=True, exist_ok=True)
-        self.segments_directory.mkdir(exist_ok=True)
-        create_exclusively(self.root / "journal.json", json.dumps({"format": 1, **owner.to_json()}))
-
-    def segment_path(self, table_id: TableId, name: str) -> Path:
-        directory = self.segments_directory / str(table_id.oid)
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            sync_directory(self.segments_directory)
-        return directory / name
-
-    def append(
-        self,
-        end: Lsn,
-        *,
-        start: Lsn | None = None,
-        last_commit_at: datetime | None = None,
-        schemas: tuple[TableSchema, ...] = (),
-        segments: tuple[SegmentRef, ...] = (),
-    ) -> Manifest:
-        """Make a flush exist. `start` is given for the first one only.
-
-        The segments must be durable already. If the number is taken, another
-        receiver is alive, and this one must stop.
-        """
-        with self._lock:
-            manifest = Manifest(
-                self._next_number(),
-                self.end if start is None else start,
-                end,
-                now(),
-                last_commit_at,
-                schemas,
-                segments,
-            )
-            try:
-                create_exclusively(self._manifest_path(manifest.number), manifest.dumps())
-            except FileExistsError:
-                raise PenstockError(
-                    ErrorKind.JOURNAL,
-                    f"manifest {manifest.number} of {self.root} was written by somebody else",
-                    hint="another receiver fills this journal; stop one of the two",
-                ) from None
-            # The index is for readers; a writer that lives for months keeps only the end.
-            self._manifests = [manifest]
-            return manifest
-
-    def remove_litter(self) -> int:
-        """Remove what no manifest names: drafts and segments of flushes that never existed."""
-        with self._lock:
-            named = {segment.path for manifest in self._manifests for segment in manifest.segments}
-            dropped = self._checkpoint.first_number
-        removed = 0
-        for path in self.segments_directory.glob("*/*"):
-            if str(path.relative_to(self.root)) not in named:
-                path.unlink(missing_ok=True)
-                removed += 1
-        for path in self.manifests_directory.iterdir():
-            stale = path.suffix == ".json" and int(path.stem) < dropped
-            if stale or path.name.startswith("."):
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
-
-    def disk_usage(self) -> int:
-        """What the segment files take now, also those that others retire meanwhile."""
-        total = 0
-        with os.scandir(self.segments_directory) as tables:
-            for table in tables:
-                with os.scandir(table.path) as segments:
-                    for segment in segments:
-                        try:
-                            total += segment.stat().st_size
-                        except FileNotFoundError:
-                            continue
-        return total

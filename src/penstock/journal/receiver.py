@@ -30,11 +30,11 @@ from typing import Any
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
-from penstock.journal.journal import JournalWriter
 from penstock.journal.lock import ReceiverLock
 from penstock.journal.relations import RelationCatalog
 from penstock.journal.scribe import Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
+from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import Session, abort, connect
 from penstock.postgres.replication import ReplicationStream
 from penstock.schema import Lsn

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from penstock.config import MIB, PipelineConfig
 from penstock.journal.decoder import ChangeDecoder
 from penstock.journal.flush import FlushBuilder
-from penstock.journal.journal import JournalWriter
 from penstock.journal.memory import MemoryGauge
 from penstock.journal.versions import Relations
+from penstock.journal.writer import JournalWriter
 from penstock.postgres import libpq, pgoutput, tuples, values
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn

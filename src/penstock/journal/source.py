@@ -14,7 +14,8 @@ from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.files import replace
-from penstock.journal.journal import JournalOwner, JournalWriter
+from penstock.journal.journal import JournalOwner
+from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import (
     Session,
     server_version,

@@ -33,15 +33,10 @@ from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
-from penstock.postgres.catalog import (
-    PublishedTable,
-    columns_fingerprint,
-    copy_targets,
-    published_tables,
-    rewritten,
-)
+from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
+from penstock.postgres.copy_targets import columns_fingerprint, copy_targets, rewritten
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
