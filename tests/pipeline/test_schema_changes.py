@@ -228,6 +228,22 @@ def test_what_the_policy_does_not_allow_sets_the_table_aside(
         assert pipeline.status().table("public.b").error is None
 
 
+def test_a_table_that_is_not_to_be_copied_is_never_emptied_by_a_copy(source: Source) -> None:
+    destination = MemoryDestination()
+    with source.pipeline(destination=destination, table_sync_copy={"mode": "none"}) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO a VALUES (1000, 'x')")
+        source.catch_up(pipeline)
+        source.execute("ALTER TABLE a DROP v")
+        wait_for(
+            lambda: pipeline.status().table("public.a").error, "the table to be set aside", TIMEOUT
+        )
+        error = pipeline.status().table("public.a").error
+        assert error is not None
+        assert "table_sync_copy" in error.reason
+        assert destination.rows("public.a") == [{"id": 1000, "v": "x"}]
+
+
 def test_an_addition_is_followed_where_only_additions_are(source: Source) -> None:
     destination = MemoryDestination()
     with source.pipeline(destination=destination, schema_change_policy="additive") as pipeline:

@@ -284,6 +284,16 @@ class PipelineTable:
         self._succeeded()
 
     def _resync_for(self, change: SchemaChange) -> None:
+        if not self._context.config.table_sync_copy.includes(self.name):
+            # An empty copy would take the place of all that the destination has.
+            raise PenstockError(
+                ErrorKind.SOURCE_SCHEMA,
+                f"the table changed ({change}), which takes another copy to follow, and"
+                " table_sync_copy leaves the table out",
+                hint="let table_sync_copy include the table, start again and `penstock retry` it",
+                table=change.new.name,
+                position=change.new.version,
+            )
         if self._copied_for == change.new.version:
             # The copy was made after the change, and still does not have it.
             raise PenstockError(
