@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.destinations import DeltaDestination
 from penstock.destinations.base import SchemaChangeAction
@@ -71,6 +72,23 @@ def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_first_commit(tmp_path, NOTES, "{}", BATCH, {})
     assert commit.read_text().count("commitInfo") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JNetworkError("Error while sending or receiving"),
+        Py4JError("An error occurred while calling o77.save"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ],
+)
+def test_a_jvm_that_is_gone_is_no_fault_of_the_table(error: Exception) -> None:
+    # As a failure of the destination each table would be set aside, one after the other.
+    found = explain(error, NOTES.name, "/lake/shop/notes")
+    assert found.kind is ErrorKind.INTERNAL
+    assert "Spark's driver ended" in found.message
+    assert found.hint is not None
+    assert "spark.driver.memory" in found.hint
 
 
 def test_a_log_is_read_from_its_newest_commit_on(tmp_path: Path) -> None:

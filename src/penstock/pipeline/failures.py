@@ -104,6 +104,6 @@ def require_spark(spark: SparkSession) -> None:
         raise PenstockError(
             ErrorKind.INTERNAL,
             "the Spark session does not answer any more",
-            hint="look at the driver's log and memory, then start the pipeline again:"
-            " nothing is lost",
+            hint="look at the driver's log; if it ran out of memory, raise spark.driver.memory;"
+            " then start the pipeline again: nothing is lost",
         ) from error

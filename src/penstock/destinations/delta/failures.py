@@ -49,6 +49,12 @@ def explain(
 def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
     text = str(error)
     cause = first_line(text)
+    if is_gone(error):
+        return (
+            ErrorKind.INTERNAL,
+            f"Spark's driver ended while {path} was written: {cause}",
+            "its log says why; if it ran out of memory, raise spark.driver.memory",
+        )
     if LOST_VALUE in text:
         return (
             ErrorKind.DESTINATION_REJECTED,
@@ -112,6 +118,17 @@ def first_line(text: str) -> str:
         return telling[0].strip()
     lines = [line for line in lines if not line.startswith("An error occurred while calling")]
     return lines[0].removeprefix(": ") if lines else "no reason given"
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether there is no JVM any more to tell what happened.
+
+    Storage is reached from the JVM alone, so a connection that Python itself misses is the JVM's.
+    """
+    return isinstance(error, ConnectionError) or type(error).__name__ in (
+        "Py4JError",
+        "Py4JNetworkError",
+    )
 
 
 def is_fenced(error: Exception) -> bool:
