@@ -43,7 +43,6 @@ LIVES = (
             Kill(DRIVER, "cursor_moved", 5),
         )
     ),
-    Life((Kill(DRIVER, "schema_changed", 2),)),
     Life(
         (
             Kill(POSTGRES, "snapshot_taken"),
@@ -59,8 +58,7 @@ LIVES = (
 
 
 def test_every_table_equals_the_source_after_kills_of_everything(spark: SparkSession) -> None:
-    tables = (PLAIN, TOASTED, WHOLE, PARTS)
-    with Campaign(SEED, tables=tables, migrated=(TOASTED, PARTS)) as campaign:
+    with Campaign(SEED, tables=(PLAIN, TOASTED, WHOLE, PARTS)) as campaign:
         for life in LIVES:
             campaign.live(life)
         campaign.verify(spark)

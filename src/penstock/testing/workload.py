@@ -246,7 +246,7 @@ _STATEMENTS: Mapping[str, Sequence[Statement]] = {
 TABLES = tuple(TableName("public", name) for name in _STATEMENTS)
 
 _TRUNCATES = ("toasted", "whole, pairs", "parts", "indexed")
-_MIGRATION_PAUSE = 200
+_MIGRATION_PAUSE = 300
 _TRUNCATE_SHARE = 1 / 400
 _LARGE_SHARE = 1 / 100
 _ROLLBACK_SHARE = 0.1
