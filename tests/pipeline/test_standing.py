@@ -29,7 +29,7 @@ from penstock.stores import MemoryStore
 LONG = ValueType(ValueKind.LONG)
 ID = ColumnSchema("id", 1, LONG, 20, key_position=0)
 TABLE = TableSchema(TableId(7), TableName("public", "t"), (ID,))
-PART = Partition("public.t_1", 100, ("5",), attached=False)
+PART = Partition("public.t_1", ("5",), attached=False)
 TERMS = Terms(frozenset({"table 1"}), None, {8: PART})
 CHANGED = replace(TERMS, row_filter="(id > 1)")
 

@@ -133,7 +133,7 @@ def test_everything_that_is_missing_is_named_at_once(cramped: EmbeddedPostgres) 
         "role penstock_nobody",
         "publication pub",
     }
-    warnings = {"max_slot_wal_keep_size", "idle_replication_slot_timeout"}
+    warnings = {"max_slot_wal_keep_size", "idle_replication_slot_timeout", "event triggers"}
     assert subjects(findings) - subjects(errors(findings)) == warnings
     severities = [finding.severity for finding in findings]
     assert severities == sorted(severities), "errors come first"

@@ -4,8 +4,8 @@ The stream carries changes of rows. It does not carry what happens to rows by th
 way in which they belong to a published table:
 
 - A partition that is sent under its root's name brings its rows when it is attached
-  and takes them when it is detached or dropped, and a TRUNCATE of it alone is not
-  sent either.
+  and takes them when it is detached or dropped. (A TRUNCATE of it alone is not sent
+  either, and leaves nothing here that would tell it from one of the root, which is.)
 - What happens to a table while it is outside the publication is not sent, and nobody
   who looks only now and then can see that it was outside for a moment.
 - Another row filter makes other rows belong.
@@ -28,13 +28,11 @@ from penstock.postgres.connection import Session, server_version, translated
 class Partition:
     """A relation that holds rows of a partitioned table.
 
-    `file` is another one after a TRUNCATE (and after VACUUM FULL, which cannot be told
-    apart); `links` are the transactions that tied it to its ancestors. A partition that
-    was `attached` may have had rows before; one that was created as such had none.
+    `links` are the transactions that tied it to its ancestors. A partition that was
+    `attached` may have had rows before; one that was created as such had none.
     """
 
     name: str
-    file: int
     links: tuple[str, ...]
     attached: bool
 
@@ -58,8 +56,6 @@ class Terms:
             after = now.partitions.get(oid)
             if after is None or after.links != before.links:
                 return f"partition {before.name} was detached or dropped"
-            if after.file != before.file:
-                return f"partition {before.name} was truncated or rewritten"
         for oid, new in now.partitions.items():
             if new.attached and oid not in self.partitions:
                 return f"partition {new.name} was attached"
@@ -70,7 +66,7 @@ class Terms:
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
             "partitions": {
-                str(oid): [each.name, each.file, list(each.links), each.attached]
+                str(oid): [each.name, list(each.links), each.attached]
                 for oid, each in self.partitions.items()
             },
         }
@@ -81,8 +77,8 @@ class Terms:
             frozenset(data["entries"]),
             data["row_filter"],
             {
-                int(oid): Partition(name, file, tuple(links), attached)
-                for oid, (name, file, links, attached) in data["partitions"].items()
+                int(oid): Partition(name, tuple(links), attached)
+                for oid, (name, links, attached) in data["partitions"].items()
             },
         )
 
@@ -122,8 +118,7 @@ _PARTITIONS = """
         FROM parts
         JOIN pg_inherits i ON i.inhparent = parts.oid
         LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
-    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, c.relfilenode::bigint,
-           parts.links, parts.attached
+    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, parts.links, parts.attached
     FROM parts
     JOIN pg_class c USING (oid)
     JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -143,8 +138,8 @@ def publication_terms(
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
-        for root, oid, name, file, links, attached in session.execute(_PARTITIONS, parameters):
-            partitions[root][oid] = Partition(name, file, tuple(links), attached)
+        for root, oid, name, links, attached in session.execute(_PARTITIONS, parameters):
+            partitions[root][oid] = Partition(name, tuple(links), attached)
     return {
         oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid])
         for oid, row_filter in row_filters.items()
