@@ -192,7 +192,7 @@ def types(database: Database) -> Database:
 
 
 @settings(rich, max_examples=1)
-@given(tables=tables(SCHEMA, 3), seed=st.integers(0, 2**32))
+@given(tables=tables(SCHEMA, 2), seed=st.integers(0, 2**32))
 def test_delta_tables_and_the_replayed_journal_equal_the_source(
     types: Database,
     tmp_path: Path,

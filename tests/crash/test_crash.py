@@ -16,11 +16,8 @@ SEED = 20_260
 DRIVER, MACHINE = Victim.DRIVER, Victim.MACHINE
 RECEIVER, POSTGRES = Victim.RECEIVER, Victim.POSTGRES
 
-# Each table costs a young JVM ten seconds a life. The soak has the other two, whose
-# difficulties (a key in another order, an index as identity) no crash makes greater.
-PLAIN, TOASTED, WHOLE, PARTS = (
-    table for table in TABLES if table.name in ("plain", "toasted", "whole", "parts")
-)
+# Each table costs a young JVM ten seconds a life. The soak has them all, and alters them.
+PLAIN, TOASTED = (table for table in TABLES if table.name in ("plain", "toasted"))
 
 # The first lives die in the first copies, the later ones while streaming. A receiver
 # that dies at a failpoint dies there again and again until its driver does. Further
@@ -58,7 +55,7 @@ LIVES = (
 
 
 def test_every_table_equals_the_source_after_kills_of_everything(spark: SparkSession) -> None:
-    with Campaign(SEED, tables=(PLAIN, TOASTED, WHOLE, PARTS)) as campaign:
+    with Campaign(SEED, tables=(PLAIN, TOASTED)) as campaign:
         for life in LIVES:
             campaign.live(life)
         campaign.verify(spark)

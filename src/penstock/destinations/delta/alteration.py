@@ -16,14 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.destinations.base import SchemaChange
 from penstock.destinations.delta import statements
 from penstock.destinations.delta.statements import quoted
 from penstock.postgres.types import spark_type
-from penstock.postgres.values import TextColumn, decode
 from penstock.schema import ColumnSchema, TableSchema, ValueKind, ValueType
 
 if TYPE_CHECKING:
@@ -87,6 +85,10 @@ def _lower(names: Iterable[str]) -> set[str]:
 
 
 def _fill(column: ColumnSchema, text: str | None) -> pa.Array | None:
+    import numpy as np
+
+    from penstock.postgres.values import TextColumn, decode  # with its kernels: slow to load
+
     if text is None:
         return None
     data = np.frombuffer(text.encode(), dtype=np.uint8)
