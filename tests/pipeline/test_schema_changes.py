@@ -110,26 +110,8 @@ def test_a_delta_table_follows_in_place(source: Source, lake: Lake) -> None:
         source.catch_up(pipeline)
         assert lake.rows("a") == source.rows("a")
         assert pipeline.status().table("public.a").state == copied  # the copy's id is in it
-        # Values that Postgres computes come with another copy.
+        # Values that Postgres computes come with another copy, and readers never miss it.
         source.execute("ALTER TABLE a ALTER n TYPE bigint USING n + 1")
-
-        def equal() -> bool:
-            source.catch_up(pipeline)
-            return lake.rows("a") == source.rows("a")
-
-        wait_for(equal, "the table to be as the source has it", TIMEOUT)
-        assert pipeline.status().table("public.a").state != copied
-
-
-def test_a_delta_table_that_is_copied_again_stays_there_for_its_readers(
-    source: Source, lake: Lake
-) -> None:
-    with lake.pipeline() as pipeline:
-        pipeline.wait_until_ready(TIMEOUT)
-        source.execute(
-            "ALTER TABLE a ADD n integer DEFAULT 7, ALTER v TYPE integer USING length(v)",
-            "INSERT INTO a VALUES (1000, 1, 2)",
-        )
         seen = []
 
         def equal() -> bool:
@@ -138,40 +120,33 @@ def test_a_delta_table_that_is_copied_again_stays_there_for_its_readers(
             return lake.rows("a") == source.rows("a")
 
         wait_for(equal, "the table to be as the source has it", TIMEOUT)
-        assert set(seen) <= {100, 101}
-        source.execute("UPDATE a SET n = NULL WHERE id = 5", "DELETE FROM a WHERE id = 6")
-        source.catch_up(pipeline)
-        assert lake.rows("a") == source.rows("a")
+        assert set(seen) == {len(source.rows("a"))}
+        assert pipeline.status().table("public.a").state != copied
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["DROP w"],  # the copy fails
-        # The copy succeeds, with each column's values under the other's name.
-        ["RENAME v TO x", "RENAME w TO v", "RENAME x TO w"],
-    ],
-    ids=["dropped", "swapped"],
-)
-def test_a_copy_that_a_change_overtakes_is_made_again(
-    source: Source, lake: Lake, monkeypatch: pytest.MonkeyPatch, changes: list[str]
+def test_copies_that_changes_overtake_are_made_again(
+    source: Source, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    changes = {
+        "a": ["DROP v"],  # the copy fails
+        # The copy succeeds, with each column's values under the other's name.
+        "b": ["RENAME v TO x", "RENAME w TO v", "RENAME x TO w"],
+    }
     source.execute("ALTER TABLE b ADD w text", "INSERT INTO b VALUES (1, 'v', 'w')")
-    changes = [*changes]
     extract = copier.extract
 
-    def overtaken(
-        session: Any, connection: Any, table: TableSchema, *rest: Any, **more: Any
-    ) -> Any:
-        while table.name.name == "b" and changes:
-            source.execute(f"ALTER TABLE b {changes.pop(0)}")
-        return extract(session, connection, table, *rest, **more)
+    def overtaken(session: Any, connection: Any, table: TableSchema, *rest: Any, **by: Any) -> Any:
+        for change in changes.pop(table.name.name, ()):
+            with source.database.connect() as altering:
+                altering.execute(f"ALTER TABLE {table.name} {change}".encode())
+        return extract(session, connection, table, *rest, **by)
 
     monkeypatch.setattr(copier, "extract", overtaken)
     with lake.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         source.catch_up(pipeline)
-        assert lake.rows("b") == source.rows("b")
+        for table in ("a", "b"):
+            assert lake.rows(table) == source.rows(table)
 
 
 def test_a_history_keeps_what_it_has_and_takes_new_columns(source: Source, lake: Lake) -> None:
