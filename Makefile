@@ -41,7 +41,7 @@ demo: check-java setup  ## replicate a small shop into ./demo-lake, live
 	$(BIN)/penstock demo
 
 test: check-java setup  ## run the tests, in two processes (one: make test ARGS='-n 0 ...')
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not campaign" $(ARGS)
 
 lint: setup  ## check lint and format
 	$(BIN)/ruff check .
@@ -57,7 +57,8 @@ types: setup  ## check types, strictly, on src
 bench: check-java setup  ## measure, and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(ARGS)
 
-soak: check-java setup  ## a hundred kills, and write benchmarks/SOAK.md
+soak: check-java setup  ## the long tests, then a hundred kills, and write benchmarks/SOAK.md
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m campaign
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # Hashes of every dependency for Python 3.11 to 3.13, and no index address. The

@@ -212,6 +212,7 @@ def test_delta_tables_and_the_replayed_journal_equal_the_source(
     trial.close()
 
 
+@pytest.mark.campaign
 @settings(rich, max_examples=1)
 @given(tables=tables(SCHEMA, 3), seed=st.integers(0, 2**32))
 def test_rows_in_memory_and_the_replayed_journal_equal_the_source(

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from tests.cli.command import Penstock, Running
 
 Start = Callable[..., Running]
@@ -20,6 +22,7 @@ def finish(running: Running, timeout: float = 400) -> str:
     return output
 
 
+@pytest.mark.campaign
 def test_the_demo_survives_kills_and_ends_with_equal_tables_and_a_query_that_works(
     penstock: Penstock, start: Start
 ) -> None:

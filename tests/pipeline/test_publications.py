@@ -180,6 +180,7 @@ def _copies(source: Source, table: str) -> int:
     return sum(state.name == "finished_copy" for state in source.store.history(TableId(row[0])))
 
 
+@pytest.mark.campaign
 def test_schemas_and_partitions_by_themselves(replica: Replica) -> None:
     replica.execute(
         "CREATE SCHEMA shop",
@@ -292,6 +293,7 @@ def test_only_what_is_published_arrives(
     assert not [line for line in written if any(word in line for word in COMPLAINTS)]
 
 
+@pytest.mark.campaign
 def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
     replica.execute(
         *(

@@ -49,6 +49,7 @@ def test_as_many_columns_as_postgres_allows(newest: PgConnection, tmp_path: Path
         assert second == [2, *[None] * 1599]
 
 
+@pytest.mark.campaign
 def test_values_of_a_hundred_megabytes(newest: PgConnection, tmp_path: Path) -> None:
     with both_ways(newest, tmp_path) as ways:
         ways.session.execute("CREATE TABLE public.large (id int PRIMARY KEY, t text, b bytea)")
