@@ -8,6 +8,7 @@ import pytest
 
 from penstock.destinations.base import SchemaChange
 from penstock.postgres.catalog import table_schema
+from penstock.postgres.connection import Session
 from penstock.postgres.ddl import Announcement
 from penstock.schema import TableSchema
 from tests.conftest import Database
@@ -80,10 +81,7 @@ def test_a_column_that_is_said_to_keep_its_values_does(database: Database, case:
         assert (case.old, case.new) in TYPED
 
 
-def _now(connection: object) -> tuple[TableSchema, list[str]]:
-    from psycopg import Connection
-
-    assert isinstance(connection, Connection)
+def _now(connection: Session) -> tuple[TableSchema, list[str]]:
     row = connection.execute("SELECT 't'::regclass::oid").fetchone()
     assert row is not None
     schema = table_schema(connection, row[0])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import psycopg
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
+from penstock.postgres.connection import Session
 from penstock.postgres.ddl_triggers import (
     TriggerState,
     functions_sql,
@@ -15,17 +18,18 @@ from tests.conftest import Database
 
 
 @pytest.fixture
-def session(database: Database) -> psycopg.Connection[tuple[object, ...]]:
-    return database.connect()
+def session(database: Database) -> Iterator[Session]:
+    with closing(database.connect()) as session:
+        yield session
 
 
-def made(session: psycopg.Connection[tuple[object, ...]]) -> int:
+def made(session: Session) -> int:
     row = session.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'penstock'").fetchone()
     assert row is not None
     return int(str(row[0]))
 
 
-def test_installing_and_taking_out(session: psycopg.Connection[tuple[object, ...]]) -> None:
+def test_installing_and_taking_out(session: Session) -> None:
     assert trigger_state(session) is TriggerState.MISSING
     install(session)
     install(session)
@@ -36,7 +40,7 @@ def test_installing_and_taking_out(session: psycopg.Connection[tuple[object, ...
     assert made(session) == 0
 
 
-def test_an_older_version_is_replaced(session: psycopg.Connection[tuple[object, ...]]) -> None:
+def test_an_older_version_is_replaced(session: Session) -> None:
     install(session)
     session.execute("COMMENT ON EVENT TRIGGER penstock_announce_columns IS 'penstock 0'")
     assert trigger_state(session) is TriggerState.OTHER_VERSION
@@ -45,7 +49,7 @@ def test_an_older_version_is_replaced(session: psycopg.Connection[tuple[object, 
 
 
 def test_a_trigger_that_is_switched_off_is_missing(
-    session: psycopg.Connection[tuple[object, ...]],
+    session: Session,
 ) -> None:
     install(session)
     session.execute("ALTER EVENT TRIGGER penstock_announce_rewrite DISABLE")
@@ -53,7 +57,7 @@ def test_a_trigger_that_is_switched_off_is_missing(
 
 
 def test_what_others_keep_in_the_schema_stays(
-    session: psycopg.Connection[tuple[object, ...]],
+    session: Session,
 ) -> None:
     install(session)
     session.execute("CREATE TABLE penstock.theirs (id int)")
@@ -62,7 +66,7 @@ def test_what_others_keep_in_the_schema_stays(
 
 
 def test_a_failing_announcement_lets_the_statement_pass(
-    session: psycopg.Connection[tuple[object, ...]],
+    session: Session,
 ) -> None:
     broken = functions_sql().replace("pg_logical_emit_message", "no_such_function")
     session.execute((broken + triggers_sql()).encode())
@@ -74,9 +78,7 @@ def test_a_failing_announcement_lets_the_statement_pass(
     assert all("penstock could not announce" in warning for warning in warnings)
 
 
-def test_anybody_may_alter_a_table_then(
-    session: psycopg.Connection[tuple[object, ...]], database: Database
-) -> None:
+def test_anybody_may_alter_a_table_then(session: Session, database: Database) -> None:
     install(session)
     role = f"{database.name}_plain"
     session.execute(f"CREATE ROLE {role}".encode())

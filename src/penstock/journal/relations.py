@@ -12,11 +12,17 @@ columns the publication sends: that is the catalog's to say, by number.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penstock.config import PipelineConfig
-from penstock.postgres.catalog import published_tables, table_schema, type_lookup
+from penstock.postgres.catalog import (
+    column_schemas,
+    published_tables,
+    table_schema,
+    type_lookup,
+)
 from penstock.postgres.connection import Session
-from penstock.postgres.ddl import AnnouncedColumn, Announcement
+from penstock.postgres.ddl import Announcement
 from penstock.postgres.relation_message import RelationColumn, RelationMessage
 from penstock.postgres.types import carried_type
 from penstock.schema import (
@@ -25,7 +31,6 @@ from penstock.schema import (
     TableId,
     TableName,
     TableSchema,
-    ValueType,
 )
 
 
@@ -65,36 +70,19 @@ class RelationCatalog:
         # A column list says which; without one everything is sent that can be.
         whole = current is not None and sent == {column.number for column in current.columns}
         columns = [c for c in told.columns if c.number in sent or (whole and not c.generated)]
-        places = {number: place for place, number in enumerate(told.key)}
-        if not places.keys() <= {column.number for column in columns}:
-            places = {}
+        overrides = self._overrides(told.name)
         return TableSchema(
             TableId(told.oid),
             told.name,
-            tuple(
-                ColumnSchema(
-                    column.name,
-                    column.number,
-                    self._type(told.name, column),
-                    column.type_oid,
-                    column.type_modifier,
-                    column.type_name,
-                    column.nullable,
-                    places.get(column.number),
-                )
-                for column in columns
-            ),
+            column_schemas(columns, told.key, overrides, self._lookup),
             ReplicaIdentity(told.identity),
         )
 
     def _derive(self, table: TableName, place: int, sent: RelationColumn) -> ColumnSchema:
         """A column that the catalog has no longer. Its number is unknown: negative, by place."""
-        kind = self._type(table, sent)
+        wanted = self._overrides(table).get(sent.name)
+        kind = carried_type(sent.type_oid, sent.type_modifier, wanted, self._lookup)
         return ColumnSchema(sent.name, -1 - place, kind, sent.type_oid, sent.type_modifier)
-
-    def _type(self, table: TableName, column: RelationColumn | AnnouncedColumn) -> ValueType:
-        wanted = self._overrides(table).get(column.name)
-        return carried_type(column.type_oid, column.type_modifier, wanted, self._lookup)
 
     def _overrides(self, table: TableName) -> Mapping[str, str]:
         return self._column_types.get(str(table), {})
@@ -132,15 +120,6 @@ def _with_key(
         return tuple(columns)
     order = [column.name for column in columns if column.name in flagged]
     return tuple(
-        ColumnSchema(
-            column.name,
-            column.number,
-            column.type,
-            column.type_oid,
-            column.type_modifier,
-            column.type_name,
-            column.nullable,
-            order.index(column.name) if column.name in flagged else None,
-        )
+        replace(column, key_position=order.index(column.name) if column.name in flagged else None)
         for column in columns
     )

@@ -36,7 +36,7 @@ class SchemaVersions:
         self._latest = dict(known)
         self._relations = relations
         self._rewrites: dict[int, int] = {}
-        self.unnamed: list[TableSchema] = []
+        self._unnamed: list[TableSchema] = []
         """Versions that began and that no manifest has named yet."""
 
     def of_relation(self, message: RelationMessage, commit: Lsn, xid: int) -> TableSchema:
@@ -78,7 +78,7 @@ class SchemaVersions:
         begins = max(commit, Lsn(known.version.value + 1)) if known else commit
         begun = replace(schema, version=begins)
         self._latest[begun.id] = begun
-        self.unnamed.append(begun)
+        self._unnamed.append(begun)
         return begun
 
     def take_closed(self, end: Lsn) -> tuple[TableSchema, ...]:
@@ -87,8 +87,8 @@ class SchemaVersions:
         Not those of a transaction that is still open: it will come again, with its
         announcements, to a receiver that goes on behind that manifest.
         """
-        closed = tuple(schema for schema in self.unnamed if schema.version < end)
-        self.unnamed = [schema for schema in self.unnamed if schema.version >= end]
+        closed = tuple(schema for schema in self._unnamed if schema.version < end)
+        self._unnamed = [schema for schema in self._unnamed if schema.version >= end]
         return closed
 
 

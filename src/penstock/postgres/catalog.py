@@ -14,8 +14,9 @@ key for a while, and Postgres does not take it for a replica identity either.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, server_version, translated
@@ -271,6 +272,48 @@ def _entries(session: Session, oids: list[int]) -> list[_Entry]:
     ]
 
 
+class Attribute(Protocol):
+    """A column as `pg_attribute` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def type_oid(self) -> int: ...
+    @property
+    def type_modifier(self) -> int: ...
+    @property
+    def type_name(self) -> str: ...
+    @property
+    def nullable(self) -> bool: ...
+
+
+def column_schemas(
+    attributes: Sequence[Attribute],
+    key: Sequence[int],
+    overrides: Mapping[str, str],
+    lookup: TypeLookup,
+) -> tuple[ColumnSchema, ...]:
+    """The columns that are sent. `key` has the numbers of the key's, in its order."""
+    # Part of a key names no row, so a column list that cuts into it leaves none.
+    whole = set(key) <= {attribute.number for attribute in attributes}
+    places = {number: place for place, number in enumerate(key)} if whole else {}
+    return tuple(
+        ColumnSchema(
+            each.name,
+            each.number,
+            carried_type(each.type_oid, each.type_modifier, overrides.get(each.name), lookup),
+            each.type_oid,
+            each.type_modifier,
+            each.type_name,
+            each.nullable,
+            places.get(each.number),
+        )
+        for each in attributes
+    )
+
+
 class _SchemaReader:
     """Makes schemas of catalog entries, remembering types between them."""
 
@@ -282,28 +325,8 @@ class _SchemaReader:
     def schema(self, entry: _Entry, sent: list[str] | None) -> TableSchema:
         """`sent` names the published columns; None for all that could be."""
         attributes = [a for a in entry.attributes if self._is_sent(a, sent)]
-        # Part of a key names no row, so a column list that cuts into it leaves none.
-        whole = set(entry.key) <= {a.number for a in attributes}
-        places = {number: i for i, number in enumerate(entry.key)} if whole else {}
         overrides = self._column_types.get(str(entry.name), {})
-        columns = tuple(
-            ColumnSchema(
-                attribute.name,
-                attribute.number,
-                carried_type(
-                    attribute.type_oid,
-                    attribute.type_modifier,
-                    overrides.get(attribute.name),
-                    self._lookup,
-                ),
-                attribute.type_oid,
-                attribute.type_modifier,
-                attribute.type_name,
-                attribute.nullable,
-                places.get(attribute.number),
-            )
-            for attribute in attributes
-        )
+        columns = column_schemas(attributes, entry.key, overrides, self._lookup)
         return TableSchema(TableId(entry.oid), entry.name, columns, entry.identity)
 
     def refusal(self, entry: _Entry, sent: list[str] | None) -> PenstockError | None:
