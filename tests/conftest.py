@@ -68,14 +68,26 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that all tests of a worker share; one that kills its server makes its own."""
-    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
+    """A server that all tests of a worker share; one that kills its server makes its own.
+
+    PENSTOCK_TEST_POSTGRES is its version, where it is not to be the newest of the wheel.
+    """
+    version = int(os.environ.get("PENSTOCK_TEST_POSTGRES", "18"))
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), version) as server:
         yield server
 
 
+def skip_what_came_later(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> None:
+    """Leave out a test of something that this version of Postgres does not have yet."""
+    since = request.node.get_closest_marker("since")
+    if since is not None and server.version < since.args[0]:
+        pytest.skip(f"what it is about came with Postgres {since.args[0]}")
+
+
 @pytest.fixture
-def database(server: EmbeddedPostgres) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator[Database]:
     """An empty database, dropped afterwards together with its replication slots."""
+    skip_what_came_later(request, server)
     name = f"test_{next(_numbers)}"
     server.create_database(name)
     yield Database(server, name)

@@ -165,6 +165,7 @@ def _alone(server: EmbeddedPostgres, connection: PgConnection, root: Path) -> Ru
     return Running(config, session)
 
 
+@pytest.mark.since(18)
 def test_a_slot_that_was_idle_for_too_long_is_an_error(
     receiver: StartReceiver, database: Database
 ) -> None:

@@ -2,8 +2,8 @@ r"""Every type of the contract, with texts for it that Postgres may read.
 
 Unlike the values of `columns` these go to the edges: infinities, years before 1 and
 after 9999, 131,072 digits, arrays with bounds and with more dimensions. `edges` are
-always tried, `texts` at random. A text need not be valid; Postgres is asked first
-(`pg_input_is_valid`).
+always tried, `texts` at random. A text need not be valid; Postgres is asked first.
+What a server lacks (an extension, xml) is left out there: see `TextType.needs`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 Texts = st.SearchStrategy[str]
 
+EXTENSIONS = ("citext", "hstore", "vector")
+
 # `folded` is made as citext is, which the embedded server does not have; `piped` has a
 # delimiter of its own, as `box` has.
 DEFINITIONS = r"""
-CREATE EXTENSION vector;
 CREATE SCHEMA "Other ""schema";
 CREATE TYPE "Other ""schema"."Odd.type" AS ENUM ('a,b', '{c}', 'NULL', '"', '\', ' ', '', 'é🚰');
 CREATE TYPE pair AS (a integer, b text);
@@ -48,7 +49,10 @@ CREATE TYPE piped (INPUT = piped_in, OUTPUT = piped_out, LIKE = text, DELIMITER 
 
 @dataclass(frozen=True)
 class TextType:
-    """`kind` is how its values are carried, where that is not as text; see `KINDS`."""
+    """`kind` is how its values are carried, where that is not as text.
+
+    `needs` is a query that says whether this server has the type.
+    """
 
     sql: str
     texts: Texts = field(repr=False)
@@ -56,6 +60,16 @@ class TextType:
     kind: str = "text"
     array: bool = False
     delimiter: str = ","
+    needs: str = "SELECT true"
+
+
+def extension(name: str) -> str:
+    """A need: the extension is installed in the database."""
+    return f"SELECT EXISTS (SELECT FROM pg_extension WHERE extname = '{name}')"
+
+
+SINCE_15 = "SELECT current_setting('server_version_num')::int >= 150000"
+LIBXML = "SELECT bool_or(setting LIKE '%--with-libxml%') FROM pg_config WHERE name = 'CONFIGURE'"
 
 
 def integers(bits: int) -> tuple[Texts, tuple[str, ...]]:
@@ -213,8 +227,18 @@ def _scalars() -> tuple[TextType, ...]:
             ),
         ),
         TextType("numeric(39,2)", numbers(37, 2), ("NaN",)),
-        TextType("numeric(5,-2)", few(-9_999_999, 9_999_999), ("149", "150", "NaN")),
-        TextType("numeric(3,5)", numbers(3, 0).map(lambda n: n + "5"), ("0.00999",)),
+        TextType(
+            "numeric(5,-2)",
+            few(-9_999_999, 9_999_999),
+            ("149", "150", "NaN"),
+            needs=SINCE_15,
+        ),
+        TextType(
+            "numeric(3,5)",
+            numbers(3, 0).map(lambda n: n + "5"),
+            ("0.00999",),
+            needs=SINCE_15,
+        ),
         TextType("date", DATES, DATE_EDGES, "date"),
         TextType("timestamp", MOMENTS, MOMENT_EDGES, "moment"),
         TextType("timestamp(0)", MOMENTS, MOMENT_EDGES, "moment"),
@@ -250,7 +274,8 @@ def _scalars() -> tuple[TextType, ...]:
         TextType("varchar(20)", strings(20), ("", "🚰" * 20, "x" * 20)),
         TextType("char(6)", strings(6), ("", "a ", "🚰" * 6)),
         TextType("name", strings(15), ("", "x" * 63, "a.b")),
-        TextType('"char"', strings(1), ("", "a", "\\303", "\\000", "\\", "\t")),
+        # Before 15 its bytes above 127 were sent as they are, which is no UTF-8.
+        TextType('"char"', strings(1), ("", "a", "\\303", "\\000", "\\", "\t"), needs=SINCE_15),
         TextType(
             '"Other ""schema"."Odd.type"',
             st.sampled_from(["a,b", "{c}", "NULL", '"', "\\", " ", "", "é🚰"]),
@@ -318,6 +343,22 @@ def _scalars() -> tuple[TextType, ...]:
             "vector",
             st.lists(few(), min_size=1, max_size=3).map(lambda v: f"[{','.join(v)}]"),
             (),
+            needs=extension("vector"),
+        ),
+        TextType("citext", strings(), TEXT_EDGES, needs=extension("citext")),
+        TextType(
+            "hstore",
+            st.lists(
+                st.builds(lambda k, v: f"{quoted(k)}=>{quoted(v)}", strings(5), strings(9))
+            ).map(", ".join),
+            ("", "a=>NULL", '"NULL"=>"NULL"', '"a=>b"=>"\\", c=>", "'),
+            needs=extension("hstore"),
+        ),
+        TextType(
+            "xml",
+            strings().map(lambda t: f"<a><![CDATA[{t}]]></a>"),
+            ("", "<a b='1'/>", "<?xml version='1.0'?><a>é🚰</a>", "only text"),
+            needs=LIBXML,
         ),
         TextType("folded", strings(), TEXT_EDGES),
         TextType("piped", strings(), ("a|b", "", "NULL"), delimiter="|"),

@@ -1,30 +1,53 @@
-"""A second server of an older version, and what the tests of this room share."""
+"""Servers of other versions, and what the tests of this room share.
+
+Beside the newest of the wheel and its older one there may be installed ones, as
+`penstock.testing.installation` finds them; some have extensions that the wheel lacks.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
 from penstock.config import PgConnection
 from penstock.postgres.connection import Session, connect
 from penstock.testing import EmbeddedPostgres
+from penstock.testing.installation import installed_versions
+from tests.conftest import skip_what_came_later
 
 _numbers = itertools.count(1)
 
 
+OTHERS = sorted({16, *installed_versions()} - {18})
+
+
 @pytest.fixture(scope="session")
-def older_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    directory = tmp_path_factory.mktemp("postgres16")
-    with EmbeddedPostgres(directory, 16, {"fsync": "off"}) as server:
-        yield server
+def other_servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], EmbeddedPostgres]]:
+    """A server of any version there is, made when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(version: int) -> EmbeddedPostgres:
+            directory = tmp_path_factory.mktemp(f"postgres{version}")
+            return stack.enter_context(EmbeddedPostgres(directory, version, {"fsync": "off"}))
+
+        yield started
 
 
-@pytest.fixture(params=["newest", "older"])
-def source(request: pytest.FixtureRequest) -> Iterator[PgConnection]:
+@pytest.fixture(params=["newest", *OTHERS])
+def source(
+    request: pytest.FixtureRequest, other_servers: Callable[[int], EmbeddedPostgres]
+) -> Iterator[PgConnection]:
     """A database of its own on each server version that there is."""
-    server = request.getfixturevalue("server" if request.param == "newest" else "older_server")
+    newest = request.param == "newest"
+    server = request.getfixturevalue("server") if newest else other_servers(request.param)
+    skip_what_came_later(request, server)
     name = f"source_{next(_numbers)}"
     server.create_database(name)
     yield PgConnection(uri=server.dsn(name))

@@ -23,7 +23,7 @@ from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import Session
 from tests.oracle.both_ways import assert_same, both_ways
-from tests.oracle.texts import DEFINITIONS, TYPES, TextType
+from tests.oracle.texts import DEFINITIONS, EXTENSIONS, TYPES, TextType
 
 EXAMPLES = 8
 MANY = 40
@@ -34,6 +34,30 @@ UNREPRESENTABLE = {
     "instant": "NOT isfinite({0}) OR {0} < '0001-01-01 00:00Z' OR {0} >= '10000-01-01 00:00Z'",
     "decimal": "{0} = 'NaN'",
 }
+
+
+# What pg_input_is_valid says from Postgres 16 on.
+IS_VALID = """
+CREATE FUNCTION public.is_valid(input text, type text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('SELECT %L::%s', input, type);
+    RETURN true;
+EXCEPTION WHEN others THEN
+    RETURN false;
+END
+$$
+"""
+
+
+def define(session: Session) -> list[TextType]:
+    """Make the types of one's own, and say which types this server has in all."""
+    for extension in EXTENSIONS:
+        query = "SELECT FROM pg_available_extensions WHERE name = %s"
+        if session.execute(query, [extension]).fetchone() is not None:
+            session.execute(f"CREATE EXTENSION {extension}".encode())
+    session.execute(DEFINITIONS)
+    session.execute(IS_VALID)
+    return [each for each in TYPES if session.execute(each.needs.encode()).fetchone() == (True,)]
 
 
 @cache
@@ -59,7 +83,7 @@ def drawn(type: TextType) -> tuple[str, ...]:  # noqa: A002
 
 def accepted(session: Session, type: TextType) -> list[str]:  # noqa: A002
     """Those of the type's texts that this server takes."""
-    query = "SELECT t, pg_input_is_valid(t, %s) FROM unnest(%s::text[]) t"
+    query = "SELECT t, public.is_valid(t, %s) FROM unnest(%s::text[]) t"
     rows = session.execute(query, [type.sql, list(drawn(type))]).fetchall()
     valid = [text for text, is_valid in rows if is_valid]
     assert 3 * len(valid) >= len(rows) > 0, f"few texts for {type.sql} are any good"
@@ -130,11 +154,11 @@ def ways(source: PgConnection, tmp_path: Path) -> Any:
 def test_every_text_arrives_the_same_both_ways_and_reads_back_as_itself(ways: Any) -> None:
     session = ways.session
     session.execute("SET search_path TO public, pg_catalog")
-    session.execute(DEFINITIONS)
-    session.execute(f"CREATE TABLE everything (id int PRIMARY KEY, {columns(TYPES, 'c{n} {sql}')})")
+    types = define(session)
+    session.execute(f"CREATE TABLE everything (id int PRIMARY KEY, {columns(types, 'c{n} {sql}')})")
     session.execute("SET TimeZone TO 'America/St_Johns'")
-    texts = [accepted(session, each) for each in TYPES]
-    values = columns(TYPES, "%s::{sql}")
+    texts = [accepted(session, each) for each in types]
+    values = columns(types, "%s::{sql}")
     with session.transaction(), session.cursor() as cursor:
         cursor.executemany(
             f"INSERT INTO everything VALUES (%s, {values})".encode(),
@@ -146,7 +170,7 @@ def test_every_text_arrives_the_same_both_ways_and_reads_back_as_itself(ways: An
     assert_same(copied, streamed)
     rows = copied.rows.drop_columns("id")
 
-    flags = ", ".join(bad(n, each) for n, each in enumerate(TYPES))
+    flags = ", ".join(bad(n, each) for n, each in enumerate(types))
     unfit = session.execute(
         f"SELECT {flags} FROM public.everything ORDER BY id".encode()
     ).fetchall()
@@ -159,10 +183,10 @@ def test_every_text_arrives_the_same_both_ways_and_reads_back_as_itself(ways: An
     told = f"column {first.column} of the row with {first.row} holds {first.value}, which"
     assert refused.value.message.startswith(told)
 
-    printed = ", ".join(selected(n, each) for n, each in enumerate(TYPES))
+    printed = ", ".join(selected(n, each) for n, each in enumerate(types))
     expected = rows_of(session, f"SELECT {printed} FROM public.everything ORDER BY id")
-    again = back_in_postgres(session, rows)
-    for n, each in enumerate(TYPES):
+    again = back_in_postgres(session, types, rows)
+    for n, each in enumerate(types):
         found = rows.column(n).to_pylist()
         elements = elements_of(session, n) if each.array and each.kind == "text" else None
         for row, value in enumerate(found):
@@ -177,15 +201,17 @@ def test_every_text_arrives_the_same_both_ways_and_reads_back_as_itself(ways: An
                 assert again[row][n] == expected[row][n], where
 
 
-def back_in_postgres(session: Session, rows: Any) -> list[tuple[str | None, ...]]:
+def back_in_postgres(
+    session: Session, types: Sequence[TextType], rows: Any
+) -> list[tuple[str | None, ...]]:
     """How Postgres prints what arrived, after it has read that; None for what is text anyway."""
-    typed = [n for n, each in enumerate(TYPES) if each.kind != "text"]
+    typed = [n for n, each in enumerate(types) if each.kind != "text"]
     session.execute("SET search_path TO public, pg_catalog")
-    definition = ", ".join(f"c{n} {TYPES[n].sql}" for n in typed)
+    definition = ", ".join(f"c{n} {types[n].sql}" for n in typed)
     session.execute(f"CREATE TEMPORARY TABLE arrived (id int, {definition})".encode())
     values = ", ".join(
         f"%s::text[]::{each.sql}" if each.array else f"%s::{each.sql}"
-        for each in (TYPES[n] for n in typed)
+        for each in (types[n] for n in typed)
     )
     arrived = zip(*(map(given_back, rows.column(n).to_pylist()) for n in typed), strict=True)
     with session.cursor() as cursor:
@@ -194,7 +220,7 @@ def back_in_postgres(session: Session, rows: Any) -> list[tuple[str | None, ...]
             [(n, *row) for n, row in enumerate(arrived)],
         )
     session.execute("SET search_path TO pg_catalog")
-    every = ", ".join(f"c{n}" if n in typed else "NULL" for n in range(len(TYPES)))
+    every = ", ".join(f"c{n}" if n in typed else "NULL" for n in range(len(types)))
     return rows_of(session, f"SELECT {every} FROM pg_temp.arrived ORDER BY id")
 
 

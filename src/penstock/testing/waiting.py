@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_LIMIT_S = 60.0
+_LIMIT_S = 180.0
 
 
 def wait_for(condition: Callable[[], object], what: str = "", limit: float = _LIMIT_S) -> None:
