@@ -7,6 +7,7 @@ how nearly every type is printed.
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,13 +28,21 @@ from penstock.schema import ZERO_LSN, TableSchema
 from penstock.testing.waiting import wait_for
 
 PUBLICATION = "both_ways"
+
+
+def _odd_money() -> str:
+    """A locale that writes money in another way, where the system has one."""
+    found = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout
+    return next((name for name in found.split() if name.startswith(("de_", "fr_"))), "C.utf8")
+
+
 _CONTRARY = {
     "DateStyle": "German, DMY",
     "IntervalStyle": "sql_standard",
     "TimeZone": "Asia/Kathmandu",
     "extra_float_digits": "-10",
     "bytea_output": "escape",
-    "lc_monetary": "C.utf8",
+    "lc_monetary": _odd_money(),
     "search_path": '"Other ""schema", public',
     "quote_all_identifiers": "on",
     "client_encoding": "LATIN1",

