@@ -7,7 +7,8 @@ import pytest
 from penstock.errors import ErrorKind, PenstockError
 from penstock.states import Init
 from penstock.stores import MemoryStore
-from penstock.testing.store_contract import ORDERS, MakeStore, StoreContract
+from penstock.testing.store_contract import MakeStore, StoreContract
+from penstock.testing.store_contract.foundation import ORDERS
 
 
 class TestMemoryStore(StoreContract):

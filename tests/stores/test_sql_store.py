@@ -23,12 +23,11 @@ from penstock.stores import tables as tables_module
 from penstock.stores.database import Database
 from penstock.stores.tables import METADATA, MIGRATIONS, POSTGRES_SCHEMA
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.store_contract import (
+from penstock.testing.store_contract import MakeStore, StoreContract
+from penstock.testing.store_contract.foundation import (
     CUSTOMERS,
     LAST_LSN,
     ORDERS,
-    MakeStore,
-    StoreContract,
     applied,
     table_schema,
 )

@@ -30,7 +30,7 @@ from penstock.stores import (
     Worker,
     WorkerKind,
 )
-from penstock.testing.store_contract import load_everything, table_schema
+from penstock.testing.store_contract.foundation import load_everything, table_schema
 
 # Few tables and few positions, so that operations meet; positions around the
 # places where a wrong text or sign order would show.
