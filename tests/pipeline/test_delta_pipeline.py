@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from penstock.pipeline import applier
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
-if TYPE_CHECKING:
-    pass
+MOST_COLUMNS = 1_600
 
 
 def test_delta_tables_equal_the_source_across_a_restart(source: Source, lake: Lake) -> None:
@@ -55,3 +52,25 @@ def test_a_batch_that_was_committed_but_not_recorded_is_not_applied_again(
         source.execute("INSERT INTO b VALUES (51, 'goes on')")
         source.catch_up(pipeline)
         assert lake.rows("b") == source.rows("b")
+
+
+@pytest.mark.campaign
+def test_a_table_with_as_many_columns_as_postgres_allows(source: Source, lake: Lake) -> None:
+    columns = ", ".join(f"c{n} int" for n in range(1, MOST_COLUMNS))
+    numbers = ", ".join(f"g * {n}" for n in range(1, MOST_COLUMNS))
+    source.execute(
+        f"CREATE TABLE wide (id int PRIMARY KEY, {columns})",
+        f"INSERT INTO wide SELECT g, {numbers} FROM generate_series(1, 100) g",
+        "ALTER PUBLICATION pub ADD TABLE wide",
+    )
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        assert lake.rows("wide") == source.rows("wide")
+        source.execute(
+            f"INSERT INTO wide SELECT g, {numbers} FROM generate_series(101, 110) g",
+            "UPDATE wide SET c1 = NULL, c1599 = -1 WHERE id % 3 = 0",
+            "UPDATE wide SET id = -id WHERE id % 5 = 0",
+            "DELETE FROM wide WHERE id % 7 = 0",
+        )
+        source.catch_up(pipeline)
+        assert lake.rows("wide") == source.rows("wide")
