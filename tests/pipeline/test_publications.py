@@ -104,6 +104,7 @@ LOOSE = (  # with its columns in another order
 )
 
 
+@pytest.mark.since(15)
 def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Replica) -> None:
     roots = ["attached", "cut", "detached", "dropped"]
     replica.execute(

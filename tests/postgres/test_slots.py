@@ -68,14 +68,18 @@ def test_a_physical_slot(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "invalid",
+    ("invalid", "reason"),
     [
-        {"wal_status": "lost"},
-        {"wal_status": "reserved", "invalidation_reason": "idle_timeout"},
-        {"wal_status": "reserved", "conflicting": True},
+        ({"wal_status": "lost"}, "wal_removed"),
+        ({"wal_status": "reserved", "invalidation_reason": "idle_timeout"}, "idle_timeout"),
+        ({"wal_status": "reserved", "conflicting": True}, "conflict"),
     ],
 )
-def test_a_lost_slot_is_known_by_what_its_version_tells(invalid: dict[str, object]) -> None:
+def test_a_lost_slot_is_known_by_what_its_version_tells(
+    invalid: dict[str, object], reason: str
+) -> None:
     row = dict.fromkeys(("plugin", "database", "active_pid", "restart_lsn", "safe_wal_size"))
     row |= {"slot_name": "s", "active": False, "confirmed_flush_lsn": "0/10", **invalid}
-    assert SlotInfo._from_row(row).lost
+    slot = SlotInfo._from_row(row)
+    assert slot.lost
+    assert slot.invalidation_reason == reason

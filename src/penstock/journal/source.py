@@ -170,6 +170,6 @@ def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | N
 def _lost(slot: SlotInfo) -> PenstockError:
     return PenstockError(
         ErrorKind.SOURCE_SLOT,
-        f"the slot {slot.name} is lost: {slot.invalidation_reason or slot.wal_status}",
+        f"the slot {slot.name} is lost: {slot.invalidation_reason}",
         hint=_ANEW,
     )

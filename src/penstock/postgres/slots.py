@@ -59,9 +59,16 @@ class SlotInfo:
             position("confirmed_flush_lsn"),
             row["wal_status"],
             row["safe_wal_size"],
-            row.get("invalidation_reason") or ("conflict" if row.get("conflicting") else None),
+            row.get("invalidation_reason") or _reason_before_17(row),
             row.get("failover"),
         )
+
+
+def _reason_before_17(row: dict[str, Any]) -> str | None:
+    """Why a slot is lost, of a server that does not say it yet."""
+    if row.get("conflicting"):
+        return "conflict"
+    return "wal_removed" if row["wal_status"] == "lost" else None
 
 
 def slot_info(session: Session, name: str) -> SlotInfo | None:
