@@ -81,10 +81,15 @@ def test_truncate_reaches_every_table_at_its_place(receiver: Any) -> None:
         running.execute("INSERT INTO b VALUES (1)")
         running.execute("TRUNCATE a, b")
         running.execute("INSERT INTO b VALUES (2)")
+        (xid,) = running.connection.execute("SELECT pg_current_xact_id()::text").fetchone()
     assert [c["op"] for c in running.changes("a")] == ["i", "t"]
     assert [c["op"] for c in running.changes("b")] == ["i", "t", "i"]
     ordinals = [c["tx_ordinal"] for name in "ab" for c in running.changes(name)]
     assert sorted(ordinals) == list(range(5))
+    journal = running.journal
+    for name in "ab":
+        assert journal.emptied_or_rewrote(running.schema(journal, name).id, int(xid))
+    assert not journal.emptied_or_rewrote(running.schema(journal, "marker").id, int(xid))
 
 
 def test_many_tables_truncated_at_once_find_room_in_the_index(receiver: Any) -> None:

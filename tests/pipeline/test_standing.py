@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import PgConnection, PipelineConfig
 from penstock.destinations import MemoryDestination
-from penstock.journal.journal import Journal
+from penstock.journal.journal import Journal, JournalOwner
+from penstock.journal.manifest import ChangeCounts, SegmentRef
+from penstock.journal.writer import JournalWriter
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing, forget_terms
-from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.catalog import PublishedTable, published_tables
+from penstock.postgres.connection import connect
 from penstock.postgres.terms import Partition, Terms
 from penstock.schema import (
     ZERO_LSN,
     ColumnSchema,
+    DdlNote,
+    Lsn,
     TableId,
     TableName,
     TableSchema,
@@ -26,10 +31,13 @@ from penstock.schema import (
 )
 from penstock.stores import MemoryStore
 
+if TYPE_CHECKING:
+    from tests.conftest import Database
+
 LONG = ValueType(ValueKind.LONG)
 ID = ColumnSchema("id", 1, LONG, 20, key_position=0)
 TABLE = TableSchema(TableId(7), TableName("public", "t"), (ID,))
-PART = Partition("public.t_1", ("5",), attached=False)
+PART = Partition("public.t_1", ("5",), attached=False, file=8, touched_by=5)
 TERMS = Terms(frozenset({"table 1"}), None, {8: PART})
 CHANGED = replace(TERMS, row_filter="(id > 1)")
 
@@ -38,16 +46,17 @@ def published(terms: Terms, schema: TableSchema = TABLE) -> PublishedTable:
     return PublishedTable(schema, terms.row_filter, "p", 0, terms)
 
 
-def look() -> Membership:
-    return Membership((), ZERO_LSN, time.monotonic(), ZERO_LSN)
+def look(source_at: int = 0) -> Membership:
+    return Membership((), ZERO_LSN, time.monotonic(), Lsn(source_at))
 
 
-def standing(root: Path, **settings: Any) -> Standing:
-    config = PipelineConfig(id="x", publication_name="p", pg_connection=PgConnection(), **settings)
+def standing(root: Path, journal: Journal | None = None, **settings: Any) -> Standing:
+    settings = {"pg_connection": PgConnection(), **settings}
+    config = PipelineConfig(id="x", publication_name="p", **settings)
     context = PipelineContext(
         config,
         MemoryStore(),
-        Journal(root),
+        journal or Journal(root),
         MemoryDestination(),
         None,  # type: ignore[arg-type]  # nothing here needs Spark
     )
@@ -66,7 +75,7 @@ def test_terms_are_compared_with_those_of_the_copy_also_after_a_restart(tmp_path
     first.keep(CHANGED)
     assert first.broken is None
 
-    made = replace(CHANGED, partitions={8: PART, 9: replace(PART, name="public.t_2")})
+    made = replace(CHANGED, partitions={8: PART, 9: replace(PART, name="public.t_2", file=9)})
     first.see(published(made), look(), TABLE)
     assert first.broken is None
     again = standing(tmp_path)
@@ -96,3 +105,93 @@ def test_a_table_that_is_not_to_be_copied_goes_on(tmp_path: Path) -> None:
     one.see(published(CHANGED), look(), TABLE)
     assert not one.wants_copy(published(CHANGED))
     assert one.broken is None
+
+
+def truncated(xid: int, version: Lsn) -> SegmentRef:
+    counts = ChangeCounts(truncates=1)
+    return SegmentRef("s", TABLE.id, version, 1, 1, counts, truncated_by=(xid,))
+
+
+def test_another_file_of_a_partition_is_no_loss_where_the_stream_tells_why(tmp_path: Path) -> None:
+    writer, journal = JournalWriter(tmp_path), Journal(tmp_path)
+    writer.claim(JournalOwner("slot", "1", "db"))
+    writer.append(Lsn(10), start=Lsn(10))
+    journal.refresh()
+    one = standing(tmp_path, journal)
+    one.keep(TERMS)
+
+    def refiled(by: int) -> PublishedTable:
+        now = replace(PART, file=by * 100, touched_by=by)
+        return published(replace(TERMS, partitions={8: now}))
+
+    one.see(refiled(by=21), look(source_at=20), TABLE)
+    assert one.broken is None, "the journal may yet tell"
+    one.see(refiled(by=31), look(source_at=30), TABLE)
+    writer.append(Lsn(20), schemas=(TABLE,), segments=(truncated(21, TABLE.version),))
+    journal.refresh()
+    assert one.broken is None, "the whole table was truncated"
+    one.see(refiled(by=31), look(source_at=30), TABLE)
+    one.see(refiled(by=31), look(source_at=30), TABLE)
+    note = replace(TABLE, version=Lsn(25), note=DdlNote(31))
+    writer.append(Lsn(30), schemas=(note,))
+    journal.refresh()
+    assert one.broken is None, "the whole table was rewritten, and that was announced"
+    one.see(refiled(by=31), look(source_at=30), TABLE)
+    one.see(refiled(by=41), look(source_at=40), TABLE)
+    journal.retire({TABLE.id: Lsn(30)})
+    writer.append(Lsn(40))
+
+    # After a restart, from what is on disk.
+    journal = Journal(tmp_path)
+    journal.refresh()
+    assert journal.emptied_or_rewrote(TABLE.id, 21)
+    one = standing(tmp_path, journal)
+    one.see(refiled(by=31), look(source_at=40), TABLE)
+    assert one.broken is None
+    one.see(refiled(by=41), look(source_at=40), TABLE)
+    assert one.broken == "partition public.t_1 was truncated by itself or rewritten"
+
+
+def test_partitions_that_are_rewritten_with_their_rows_lose_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path)
+    connection = PgConnection(uri=database.dsn)
+    one = standing(tmp_path, journal, pg_connection=connection)
+    with connect(connection, "test") as session:
+
+        def now() -> PublishedTable:
+            return published_tables(session, "pub")[0]
+
+        def lost(*statements: str) -> bool:
+            """Whether a look after the statements finds that rows may be lost."""
+            before = now()
+            one.keep(before.terms)
+            for statement in statements:
+                session.execute(statement.encode())
+            one.see(now(), look(), before.schema)
+            return one.wants_copy(now())
+
+        session.execute(
+            """CREATE TABLE public.t (id int PRIMARY KEY, v int) PARTITION BY RANGE (id);
+               CREATE TABLE public."t%1" PARTITION OF public.t FOR VALUES FROM (0) TO (10);
+               CREATE TABLE public.t2 PARTITION OF public.t FOR VALUES FROM (10) TO (20);
+               INSERT INTO public.t SELECT g, g FROM generate_series(1, 15) g;
+               CREATE PUBLICATION pub FOR TABLE public.t WITH (publish_via_partition_root)"""
+        )
+        assert not lost("UPDATE public.t SET v = 0")
+        assert not lost('VACUUM FULL public."t%1", public.t2')
+        assert not lost("CLUSTER public.t2 USING t2_pkey")
+        assert not lost("REINDEX TABLE public.t2")
+        assert lost("TRUNCATE public.t2")
+        assert not lost("INSERT INTO public.t VALUES (11, 11), (12, 12)")
+        assert lost('TRUNCATE public."t%1"', "INSERT INTO public.t VALUES (3, 3)")
+        assert lost(
+            """CREATE TABLE public.t3 PARTITION OF public.t FOR VALUES FROM (20) TO (30);
+               INSERT INTO public.t VALUES (25, 25)""",
+            "TRUNCATE public.t3",
+        )
+        assert not lost("CREATE TABLE public.t4 PARTITION OF public.t DEFAULT")
+        assert lost("UPDATE public.t2 SET v = 1", "VACUUM FULL public.t2"), "nothing tells"
+        session.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
+        assert not lost("TRUNCATE public.t"), "nobody wants to hear of it"

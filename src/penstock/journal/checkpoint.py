@@ -16,7 +16,8 @@ class Checkpoint:
 
     `dropped` says, for each table, up to which position its segments are gone:
     a cursor before it cannot be served. `began` is where the first manifest of all
-    started, which no cursor in this journal can be before.
+    started, which no cursor in this journal can be before. `truncated_by` are, for each
+    table, the transactions that truncated it last.
     """
 
     first_number: int = 1
@@ -24,6 +25,7 @@ class Checkpoint:
     schemas: tuple[TableSchema, ...] = ()
     dropped: Mapping[TableId, Lsn] = field(default_factory=dict)
     began: Lsn = ZERO_LSN
+    truncated_by: Mapping[TableId, tuple[int, ...]] = field(default_factory=dict)
 
     def dumps(self) -> str:
         return json.dumps(
@@ -33,6 +35,7 @@ class Checkpoint:
                 "schemas": [schema.to_json() for schema in self.schemas],
                 "dropped": {str(table.oid): str(lsn) for table, lsn in self.dropped.items()},
                 "began": str(self.began),
+                "truncated_by": {str(t.oid): list(xids) for t, xids in self.truncated_by.items()},
             }
         )
 
@@ -45,4 +48,5 @@ class Checkpoint:
             tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
             {TableId(int(oid)): Lsn.parse(lsn) for oid, lsn in data["dropped"].items()},
             Lsn.parse(data.get("began", "0/0")),
+            {TableId(int(t)): tuple(xids) for t, xids in data.get("truncated_by", {}).items()},
         )

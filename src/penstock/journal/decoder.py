@@ -227,6 +227,9 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
         key_changes=int(np.count_nonzero(index.old[index.operation == pgoutput.UPDATE])),
         key_range=rows.key_range,
         defects=tuple(rows.defects),
+        truncated_by=tuple(
+            int(xid) for xid in np.unique(index.xid[index.operation == pgoutput.TRUNCATE])
+        ),
     )
 
 

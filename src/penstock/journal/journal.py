@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import shutil
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -37,6 +37,8 @@ from penstock.journal.manifest import Manifest, SegmentRef, now
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 
 _WORTH_A_CHECKPOINT = 64
+_TRUNCATIONS = 1000
+"""How many transactions that truncated a table are remembered: those of seconds matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Journal:
         self._checkpoint = Checkpoint()
         self._schemas: dict[TableId, dict[Lsn, TableSchema]] = {}
         self._flushes: dict[TableId, list[TableFlush]] = {}
+        self._truncated_by: dict[TableId, deque[int]] = {}
         self._loaded = False
 
     # What there is.
@@ -195,6 +198,14 @@ class Journal:
         with self._lock:
             return cursor >= self._dropped(table_id)
 
+    def emptied_or_rewrote(self, table_id: TableId, xid: int) -> bool:
+        """Whether a transaction truncated a table, or announced a change of its columns."""
+        with self._lock:
+            versions = self._schemas.get(table_id, {}).values()
+            return xid in self._truncated_by.get(table_id, ()) or any(
+                version.note is not None and version.note.xid == xid for version in versions
+            )
+
     def schema(self, table_id: TableId, version: Lsn) -> TableSchema:
         with self._lock:
             return self._schemas[table_id][version]
@@ -228,8 +239,14 @@ class Journal:
                 first = self._manifests[len(gone)]
                 schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
                 schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
+                truncated_by = {t: tuple(xids) for t, xids in self._truncated_by.items()}
                 checkpoint = Checkpoint(
-                    first.number, first.start, tuple(schemas.values()), dropped, self.began
+                    first.number,
+                    first.start,
+                    tuple(schemas.values()),
+                    dropped,
+                    self.began,
+                    truncated_by,
                 )
             # Without the lock: who reads meanwhile does not wait for the disk.
             replace(self.root / "checkpoint.json", checkpoint.dumps())
@@ -291,6 +308,7 @@ class Journal:
                 (self.root / name).unlink(missing_ok=True)
             sync_directory(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}
+            self._truncated_by = {}
             self._checkpoint = Checkpoint()
 
     # Reading.
@@ -312,6 +330,8 @@ class Journal:
         self._checkpoint = self._read_checkpoint()
         for schema in self._checkpoint.schemas:
             self._schemas.setdefault(schema.id, {})[schema.version] = schema
+        for table_id, xids in self._checkpoint.truncated_by.items():
+            self._truncated_by[table_id] = deque(xids, _TRUNCATIONS)
 
     def _read_checkpoint(self) -> Checkpoint:
         try:
@@ -326,6 +346,9 @@ class Journal:
         segments: dict[TableId, list[SegmentRef]] = defaultdict(list)
         for segment in manifest.segments:
             segments[segment.table_id].append(segment)
+            if segment.truncated_by:
+                known = self._truncated_by.setdefault(segment.table_id, deque(maxlen=_TRUNCATIONS))
+                known.extend(segment.truncated_by)
         announced: dict[TableId, list[Lsn]] = defaultdict(list)
         for schema in manifest.announced:
             announced[schema.id].append(schema.version)

@@ -61,6 +61,7 @@ class SegmentRef:
     `path` is relative to the journal's root. `key_min` and `key_max` bound the
     first key column over every old and new key in the segment, where that is an
     integer. `key_changes` counts updates that came with an old key or old row.
+    `truncated_by` are the transactions of its TRUNCATEs.
     """
 
     path: str
@@ -74,6 +75,7 @@ class SegmentRef:
     key_min: int | None = None
     key_max: int | None = None
     defects: tuple[Defect, ...] = ()
+    truncated_by: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,6 +90,7 @@ class SegmentRef:
             "key_min": self.key_min,
             "key_max": self.key_max,
             "defects": [[d.column, d.row, d.value, d.count] for d in self.defects],
+            "truncated_by": list(self.truncated_by),
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class SegmentRef:
             data["key_min"],
             data["key_max"],
             tuple(Defect(*defect) for defect in data["defects"]),
+            tuple(data.get("truncated_by", ())),
         )
 
 

@@ -38,6 +38,7 @@ class Chunk:
     key_changes: int
     key_range: tuple[int, int] | None
     defects: tuple[Defect, ...]
+    truncated_by: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -77,6 +78,7 @@ def write_segment(path: Path, root: Path, chunks: Sequence[Chunk]) -> SegmentRef
         key_min=min((low for low, _ in ranges), default=None),
         key_max=max((high for _, high in ranges), default=None),
         defects=_merge(defect for chunk in chunks for defect in chunk.defects),
+        truncated_by=tuple(xid for chunk in chunks for xid in chunk.truncated_by),
     )
 
 

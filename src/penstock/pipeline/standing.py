@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
@@ -26,10 +27,21 @@ from penstock.pipeline.applier import RESYNC_HINT, Applier
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
-from penstock.schema import TableId, TableSchema
+from penstock.postgres.connection import connect
+from penstock.postgres.terms import Partition, Terms, kept_rows
+from penstock.schema import Lsn, TableId, TableSchema
 
 logger = logging.getLogger("penstock.pipeline.table")
+
+
+@dataclass(frozen=True, slots=True)
+class _Refiled:
+    """Partitions that have other files under `terms`. Whether the stream tells why is known
+    when the journal has got `until`."""
+
+    partitions: dict[int, Partition]
+    terms: Terms
+    until: Lsn
 
 
 class Standing:
@@ -37,12 +49,14 @@ class Standing:
 
     def __init__(self, context: PipelineContext, table_id: TableId) -> None:
         self._context = context
+        self._table_id = table_id
         self._file = _file(context.journal, table_id)
         self._lock = RLock()
         self._kept: Terms | None = None
         self._kept_at = 0.0
         self._differing: Membership | None = None
         self._broken: str | None = None
+        self._refiled: _Refiled | None = None
 
     def see(self, published: PublishedTable, seen: Membership, there: TableSchema) -> None:
         """Compare with how the catalog describes the table; `there` is what the destination
@@ -53,7 +67,16 @@ class Standing:
             if kept is None or seen.read_at <= self._kept_at:
                 return
             self._broken = kept.broken_by(published.terms)
-            if self._broken is None and published.terms != kept:
+            if self._broken is not None:
+                return
+            if (refiled := self._refiled) is not None:
+                # An earlier look that still waits for the journal: a later one would
+                # wait for longer.
+                if self._context.journal.end >= refiled.until and not self._untold():
+                    self.keep(refiled.terms)
+            elif partitions := kept.refiled_by(published.terms):
+                self._refiled = _Refiled(partitions, published.terms, seen.source_at)
+            elif published.terms != kept:
                 self.keep(published.terms)  # a partition that was created, say
 
     def keep(self, terms: Terms) -> None:
@@ -61,7 +84,8 @@ class Standing:
         with self._lock:
             self._file.parent.mkdir(exist_ok=True)
             replace(self._file, json.dumps(terms.to_json()))
-            self._kept, self._kept_at, self._broken = terms, time.monotonic(), None
+            self._kept, self._kept_at = terms, time.monotonic()
+            self._broken = self._refiled = None
 
     def keep_first(self, terms: Terms) -> None:
         """Begin to keep terms for a copy that was made by a release which kept none."""
@@ -84,12 +108,40 @@ class Standing:
 
         Columns that differ come first: whether these are followed is for the policy to say.
         """
-        return None if self._differing else self._broken
+        if self._differing:
+            return None
+        if self._broken is None and (untold := self._untold()):
+            names = ", ".join(partition.name for partition in untold.values())
+            return f"partition {names} was truncated by itself or rewritten"
+        return self._broken
+
+    def _untold(self) -> dict[int, Partition]:
+        """The partitions that have another file for a reason that is not in the journal."""
+        refiled, journal = self._refiled, self._context.journal
+        if refiled is None or journal.end < refiled.until:
+            return {}
+        return {
+            oid: partition
+            for oid, partition in refiled.partitions.items()
+            if not journal.emptied_or_rewrote(self._table_id, partition.touched_by)
+        }
+
+    def _lost_nothing(self) -> bool:
+        """Whether the broken terms are only those of partitions that still have their rows."""
+        kept, refiled, untold = self._kept, self._refiled, self._untold()
+        if self._broken is not None or kept is None or refiled is None or not untold:
+            return False
+        config = self._context.config
+        with connect(config.pg_connection, f"{config.id}_watch") as session:
+            if not kept_rows(session, untold, kept.horizon):
+                return False
+        self.keep(refiled.terms)
+        return True
 
     def wants_copy(self, published: PublishedTable) -> bool:
         """Whether the terms are broken and the destination wants another copy for that."""
         broken = self.broken
-        if broken is None:
+        if broken is None or self._lost_nothing():
             return False
         table, copied = published.schema, self._context.config.table_sync_copy
         if copied.includes(str(table.name)):

@@ -4,8 +4,9 @@ The stream carries changes of rows. It does not carry what happens to rows by th
 way in which they belong to a published table:
 
 - A partition that is sent under its root's name brings its rows when it is attached
-  and takes them when it is detached or dropped. (A TRUNCATE of it alone is not sent
-  either, and leaves nothing here that would tell it from one of the root, which is.)
+  and takes them when it is detached or dropped. A TRUNCATE of it alone is not sent
+  either. It gives the partition another file, like one of the root, which is sent: the
+  transaction that made the file tells them apart.
 - What happens to a table while it is outside the publication is not sent, and nobody
   who looks only now and then can see that it was outside for a moment.
 - Another row filter makes other rows belong.
@@ -17,11 +18,13 @@ later. Where they are broken only another copy helps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.postgres.connection import Session, server_version, translated
+
+_FIRST_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +32,29 @@ class Partition:
     """A relation that holds rows of a partitioned table.
 
     `links` are the transactions that tied it to its ancestors. A partition that was
-    `attached` may have had rows before; one that was created as such had none.
+    `attached` may have had rows before; one that was created as such had none. `file` is
+    where its rows are (0 where nobody wants to hear of a TRUNCATE: the publication leaves
+    them out), and `touched_by` the transaction that changed its entry in the
+    catalog last: a TRUNCATE does, when it gives it another file.
     """
 
     name: str
     links: tuple[str, ...]
     attached: bool
+    file: int = 0
+    touched_by: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """`entries` name the rows of the catalog that put the table into the publication: made
-    anew when it leaves and comes back, and when its filter or column list is set anew."""
+    anew when it leaves and comes back, and when its filter or column list is set anew.
+    Transactions before `horizon` had ended when the terms were read."""
 
     entries: frozenset[str] = frozenset()
     row_filter: str | None = None
     partitions: Mapping[int, Partition] = field(default_factory=dict)
+    horizon: int = field(default=0, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
         """What has happened since that no change in the stream tells of; None if nothing has."""
@@ -61,12 +71,27 @@ class Terms:
                 return f"partition {new.name} was attached"
         return None
 
+    def refiled_by(self, now: Terms) -> dict[int, Partition]:
+        """The partitions whose rows are in another file now.
+
+        Rows may be lost then, unless the transaction that touched it last truncated the
+        whole table, which the stream tells: what was before does not matter any more.
+        """
+        refiled = {}
+        for oid, new in now.partitions.items():
+            # A table's first file has its oid for a number.
+            before = self.partitions[oid].file if oid in self.partitions else oid
+            if before != new.file and 0 not in (before, new.file):
+                refiled[oid] = new
+        return refiled
+
     def to_json(self) -> dict[str, Any]:
         return {
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
+            "horizon": self.horizon,
             "partitions": {
-                str(oid): [each.name, list(each.links), each.attached]
+                str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
                 for oid, each in self.partitions.items()
             },
         }
@@ -77,9 +102,10 @@ class Terms:
             frozenset(data["entries"]),
             data["row_filter"],
             {
-                int(oid): Partition(name, tuple(links), attached)
-                for oid, (name, links, attached) in data["partitions"].items()
+                int(oid): Partition(name, tuple(links), *others)
+                for oid, (name, links, *others) in data["partitions"].items()
             },
+            data.get("horizon", 0),
         )
 
 
@@ -118,12 +144,18 @@ _PARTITIONS = """
         FROM parts
         JOIN pg_inherits i ON i.inhparent = parts.oid
         LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
-    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, parts.links, parts.attached
+    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, parts.links, parts.attached,
+           CASE WHEN pub.pubtruncate THEN c.relfilenode::bigint ELSE 0 END, c.xmin::text::bigint
     FROM parts
     JOIN pg_class c USING (oid)
     JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_publication pub ON pub.pubname = %(publication)s
     WHERE c.relkind = 'r' AND c.relpersistence = 'p'
 """
+
+
+# Before everything else, so that what is read afterwards is not older.
+_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
 
 def publication_terms(
@@ -135,12 +167,36 @@ def publication_terms(
     entries: dict[int, set[str]] = defaultdict(set)
     partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
+        horizon = session.execute(_HORIZON).fetchall()[0][0]
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
-        for root, oid, name, links, attached in session.execute(_PARTITIONS, parameters):
-            partitions[root][oid] = Partition(name, tuple(links), attached)
+        for root, oid, name, links, *others in session.execute(_PARTITIONS, parameters):
+            partitions[root][oid] = Partition(name, tuple(links), *others)
     return {
-        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid])
+        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid], horizon)
         for oid, row_filter in row_filters.items()
     }
+
+
+def kept_rows(session: Session, partitions: Iterable[int], horizon: int) -> bool:
+    """Whether each of these partitions has a row of a transaction from before `horizon`.
+
+    Then none was truncated since, whatever else has given it another file: VACUUM FULL
+    and CLUSTER leave rows their transactions. Only the first blocks are looked at, where
+    both put the oldest rows, usually.
+    """
+    for oid in partitions:
+        with translated("looking for rows that a rewrite has left"):
+            row = session.execute(
+                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid]
+            ).fetchone()
+            if row is None:
+                return False
+            query = f"""
+                SELECT FROM ONLY {row[0].replace("%", "%%")}
+                WHERE ctid < '({_FIRST_BLOCKS},0)' AND age(xmin) > age(%s::xid) LIMIT 1
+            """
+            if session.execute(query.encode(), [str(horizon % 2**32)]).fetchone() is None:
+                return False
+    return True
