@@ -113,6 +113,10 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         "INSERT INTO filtered SELECT g, g FROM generate_series(1, 20) g",
         "CREATE TABLE listed (id int PRIMARY KEY, shown text, secret text)",
         "INSERT INTO listed VALUES (1, 'a', 'x'), (2, 'b', 'y')",
+        "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+        "CREATE TYPE pair AS (m mood, n int)",
+        "CREATE TABLE moods (id int PRIMARY KEY, m mood, p pair)",
+        "INSERT INTO moods VALUES (1, 'sad', ('sad', 1)), (2, 'glad', NULL)",
         "CREATE TABLE parent (id int PRIMARY KEY, v int)",
         "CREATE TABLE child (w int, PRIMARY KEY (id)) INHERITS (parent)",
         "INSERT INTO parent VALUES (1, 1)",
@@ -120,11 +124,12 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         *(statement.format(root) for root in roots for statement in PARTS),
         *(statement.format("loose", "x") for statement in LOOSE),
         f"""CREATE PUBLICATION pub FOR TABLE filtered WHERE (v > 10), listed (id, shown),
-           parent, {", ".join(roots)} WITH (publish_via_partition_root)""",
+           moods, parent, {", ".join(roots)} WITH (publish_via_partition_root)""",
     )
     everything = (
         "filtered: SELECT * FROM filtered WHERE v > 10",
         "listed: SELECT id, shown FROM listed",
+        "moods: SELECT id, m::text, p::text FROM moods",
         "parent",
         "child",
         *(f"{root}: SELECT * FROM {root}" for root in roots),
@@ -143,6 +148,7 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
             "INSERT INTO filtered VALUES (30, 30), (31, 1)",
             "UPDATE listed SET secret = 'z', shown = 'c' WHERE id = 1",
             "INSERT INTO listed VALUES (3, 'd', 'w')",
+            "ALTER TYPE mood ADD VALUE 'calm'",
             "UPDATE parent SET v = v + 10",  # the child's rows too
             "INSERT INTO child VALUES (3, 3, 3)",
             "UPDATE cut SET area = 't', v = 9 WHERE id = 1",  # to another partition
@@ -155,9 +161,12 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         replica.expect(pipeline, *everything)
         assert replica.tables(pipeline) == names
         assert _copies(replica.source, "cut") == 1, "a partition that is made is no reason"
+        assert _copies(replica.source, "moods") == 1, "a label that is added is no reason"
         assert _copies(replica.source, "attached") == 1, "the stream tells of a TRUNCATE"
 
-        # What no change tells of.
+        # What no change tells of. One writes with a label that is another when it commits.
+        writer = replica.source.database.connect(autocommit=False)
+        writer.execute("INSERT INTO moods VALUES (3, 'sad')")
         replica.execute(
             "ALTER TABLE attached ATTACH PARTITION loose FOR VALUES IN ('x')",
             "INSERT INTO attached VALUES (52, 'x', 7)",
@@ -165,9 +174,13 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
             "ALTER TABLE detached DETACH PARTITION detached_n",
             "UPDATE detached SET v = v + 1",
             "DROP TABLE dropped_deep",
+            "ALTER TYPE mood RENAME VALUE 'sad' TO 'gloomy'",
             f"""ALTER PUBLICATION pub SET TABLE filtered WHERE (v > 50), listed (id, shown),
-               parent, {", ".join(roots)}""",
+               moods, parent, {", ".join(roots)}""",
         )
+        wait_for(lambda: pipeline.status().table("public.moods").state.name == "data_sync")
+        writer.commit()
+        writer.close()
         everything = ("filtered: SELECT * FROM filtered WHERE v > 50", *everything[1:])
         replica.expect(pipeline, *everything)
         assert _copies(replica.source, "listed") == 1, "nothing was changed for it"

@@ -195,3 +195,44 @@ def test_partitions_that_are_rewritten_with_their_rows_lose_nothing(
         assert lost("UPDATE public.t2 SET v = 1", "VACUUM FULL public.t2"), "nothing tells"
         session.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
         assert not lost("TRUNCATE public.t"), "nobody wants to hear of it"
+
+
+def test_types_whose_values_print_differently_break_the_terms(database: Database) -> None:
+    with connect(PgConnection(uri=database.dsn), "test") as session:
+
+        def terms() -> Terms:
+            return published_tables(session, "pub")[0].terms
+
+        def breaks(statement: str) -> str | None:
+            before = Terms.from_json(terms().to_json())
+            session.execute(statement.encode())
+            return before.broken_by(terms())
+
+        session.execute("SET search_path TO public")
+        session.execute(
+            """CREATE TYPE a AS ENUM ('a', 'same'); CREATE TYPE b AS ENUM ('b', 'same');
+               CREATE TYPE c AS ENUM ('c'); CREATE TYPE d AS ENUM ('d');
+               CREATE TYPE e AS ENUM ('e'); CREATE TYPE f AS ENUM ('f');
+               CREATE TYPE pair AS (x int, y c); CREATE DOMAIN listed AS b[];
+               CREATE TYPE span AS RANGE (subtype = d);
+               CREATE TABLE other (e e);
+               CREATE TABLE t (id int PRIMARY KEY, a a, b listed, c pair[], d span_multirange,
+                               e other, n numeric, i int[]);
+               CREATE PUBLICATION pub FOR TABLE t"""
+        )
+        for name in "abcde":
+            renamed = breaks(f"ALTER TYPE {name} RENAME VALUE '{name}' TO '{name}2'")
+            assert renamed == f"an enum's label {name} became {name}2"
+        assert "attributes (1,2) became (1,2,3)" in str(breaks("ALTER TYPE pair ADD ATTRIBUTE z a"))
+        assert "attributes (1,2,3) became (2,3)" in str(breaks("ALTER TYPE pair DROP ATTRIBUTE x"))
+        assert "attributes (1) became (1,2)" in str(breaks("ALTER TABLE other ADD more int"))
+        for harmless in (
+            "ALTER TYPE f RENAME VALUE 'f' TO 'f2'",
+            "ALTER TYPE a ADD VALUE 'first' BEFORE 'same'",
+            "ALTER TYPE a RENAME TO a_renamed",
+            "ALTER TYPE pair RENAME ATTRIBUTE y TO v",
+            "ALTER DOMAIN listed SET NOT NULL",
+            "ALTER TABLE t ADD f f",
+        ):
+            assert breaks(harmless) is None
+        assert breaks("ALTER TYPE f RENAME VALUE 'f2' TO 'f'") is not None

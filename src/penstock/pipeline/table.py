@@ -256,6 +256,9 @@ class PipelineTable:
         )
         copier.copy(published_before=self._published_before)
         self.nulled = copier.nulled
+        # For another copy, who has written before the label of an enum was renamed, and
+        # commits only now, is waited for: the stream has the old label.
+        self._published_before = False
         self._succeeded()
 
     def _apply(self) -> None:

@@ -10,6 +10,8 @@ way in which they belong to a published table:
 - What happens to a table while it is outside the publication is not sent, and nobody
   who looks only now and then can see that it was outside for a moment.
 - Another row filter makes other rows belong.
+- Rows show other values when a label of an enum is renamed, or when a composite type gets or
+  loses an attribute: these are stored as numbers, and put into words when they are read.
 
 So the terms of a copy are kept, and compared with those that the catalog shows
 later. Where they are broken only another copy helps.
@@ -25,6 +27,7 @@ from typing import Any, Self
 from penstock.postgres.connection import Session, server_version, translated
 
 _FIRST_BLOCKS = 64
+_PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attributes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,14 @@ class Partition:
 class Terms:
     """`entries` name the rows of the catalog that put the table into the publication: made
     anew when it leaves and comes back, and when its filter or column list is set anew.
-    Transactions before `horizon` had ended when the terms were read."""
+    `printed` is what the parts of its columns' types are printed as: the labels of enums,
+    the attributes of composite types. Transactions before `horizon` had ended when the
+    terms were read."""
 
     entries: frozenset[str] = frozenset()
     row_filter: str | None = None
     partitions: Mapping[int, Partition] = field(default_factory=dict)
+    printed: Mapping[str, str] = field(default_factory=dict)
     horizon: int = field(default=0, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
@@ -69,6 +75,9 @@ class Terms:
         for oid, new in now.partitions.items():
             if new.attached and oid not in self.partitions:
                 return f"partition {new.name} was attached"
+        for part, was in self.printed.items():
+            if (shown := now.printed.get(part, was)) != was:
+                return f"{_PRINTED_PARTS[part.split()[0]]} {was} became {shown}"
         return None
 
     def refiled_by(self, now: Terms) -> dict[int, Partition]:
@@ -89,6 +98,7 @@ class Terms:
         return {
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
+            "printed": dict(self.printed),
             "horizon": self.horizon,
             "partitions": {
                 str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
@@ -105,6 +115,7 @@ class Terms:
                 int(oid): Partition(name, tuple(links), *others)
                 for oid, (name, links, *others) in data["partitions"].items()
             },
+            data.get("printed", {}),
             data.get("horizon", 0),
         )
 
@@ -154,6 +165,39 @@ _PARTITIONS = """
 """
 
 
+# What types are made of: domains of another, arrays of elements, composites of attributes,
+# ranges of a subtype. A label that is added, or an attribute renamed, changes no row.
+_PRINTED = """
+    WITH RECURSIVE used(root, oid) AS (
+        SELECT a.attrelid, a.atttypid FROM pg_attribute a
+        WHERE a.attrelid = ANY(%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.atttypid >= 16384 -- the system's own have no such parts
+        UNION
+        SELECT used.root, part.oid
+        FROM used
+        JOIN pg_type t ON t.oid = used.oid
+        CROSS JOIN LATERAL (
+            SELECT t.typbasetype WHERE t.typtype = 'd'
+            UNION ALL
+            SELECT t.typelem WHERE t.typelem <> 0
+            UNION ALL
+            SELECT a.atttypid FROM pg_attribute a
+            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0
+              AND NOT a.attisdropped
+            UNION ALL
+            SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+        ) AS part(oid)
+        WHERE part.oid >= 16384)
+    SELECT used.root, 'label ' || e.oid, e.enumlabel::text
+    FROM used JOIN pg_enum e ON e.enumtypid = used.oid
+    UNION ALL
+    SELECT used.root, 'row ' || used.oid, (
+        SELECT coalesce('(' || string_agg(a.attnum::text, ',' ORDER BY a.attnum) || ')', '()')
+        FROM pg_attribute a
+        WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+    FROM used JOIN pg_type t USING (oid) WHERE t.typtype = 'c'
+"""
+
 # Before everything else, so that what is read afterwards is not older.
 _HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
@@ -166,6 +210,7 @@ def publication_terms(
     parameters = {"oids": list(row_filters), "publication": publication}
     entries: dict[int, set[str]] = defaultdict(set)
     partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
+    printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
         horizon = session.execute(_HORIZON).fetchall()[0][0]
         query = _ENTRIES.format(schemas=schemas)
@@ -173,8 +218,10 @@ def publication_terms(
             entries[oid].add(entry)
         for root, oid, name, links, *others in session.execute(_PARTITIONS, parameters):
             partitions[root][oid] = Partition(name, tuple(links), *others)
+        for oid, part, text in session.execute(_PRINTED, parameters):
+            printed[oid][part] = text
     return {
-        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid], horizon)
+        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid], printed[oid], horizon)
         for oid, row_filter in row_filters.items()
     }
 
