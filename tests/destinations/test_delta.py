@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import Destination
+from penstock.destinations.base import Destination, SchemaChange, SchemaChangeAction
 from penstock.destinations.delta import compaction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import (
@@ -258,6 +258,60 @@ class TestHistory:
         assert found[2]["unchanged"] == ["note"]
         assert found[3]["before"]["id"] == 1
         assert stage.destination.position(NOTES) == stage.script.end
+
+    def test_another_copy_is_appended_once_and_columns_widen(
+        self, spark: Any, tmp_path: Path
+    ) -> None:
+        narrow = with_rank(ValueKind.INTEGER)
+        stage = Stage(
+            lambda: DeltaDestination(tmp_path / "lake", mode="history"),
+            lambda destination, table: [],
+            narrow,
+            tmp_path / "journal",
+            spark,
+        )
+
+        def dies(rows: list[dict[str, Any]]) -> None:
+            """A copy that is committed and not recorded."""
+            stage.destination.drop_table_for_copy(stage.table)
+            stage.destination.write_table_rows(stage.table, stage.script.copy(rows))
+            stage.restart()
+
+        def found() -> list[tuple[str, int]]:
+            assert isinstance(stage.destination, DeltaDestination)
+            frame = spark.read.format("delta").load(stage.destination.path(NOTES.name))
+            rows = frame.orderBy("commit_lsn", "tx_ordinal", "after.id").collect()
+            return [(row["op"], (row["after"] or row["before"])["id"]) for row in rows]
+
+        stage.copy([note(1)])
+        stage.apply([insert(note(2))])
+        end = stage.script.end
+        dies([note(1), note(5)])
+        stage.copy([note(1), note(3)])
+        appended = [("r", 1), ("i", 2), ("r", 1), ("r", 3)]
+        assert stage.destination.position(NOTES) == end, "what was there is not sent again"
+        stage.apply([delete({"id": 3})])
+        assert found() == [*appended, ("d", 3)]
+
+        for _ in range(2):
+            change = SchemaChange(narrow, NOTES)
+            assert stage.destination.change_schema(change) is SchemaChangeAction.CONTINUE
+        assert stage.destination.position(NOTES) == stage.script.end
+        for other in (with_rank(ValueKind.STRING), narrow):
+            with pytest.raises(PenstockError, match="column rank is bigint") as refused:
+                stage.destination.change_schema(SchemaChange(NOTES, other))
+            assert "begins another history" in refused.value.hint
+        with pytest.raises(PenstockError, match="a history cannot hold both"):
+            dies([note(7)])
+        stage.table = stage.script.table = NOTES
+        stage.copy([note(7, rank=2**40)])
+        assert found() == [*appended, ("d", 3), ("r", 7)]
+
+
+def with_rank(kind: ValueKind) -> TableSchema:
+    """NOTES, where `rank` is of another type."""
+    columns = (replace(c, type=ValueType(kind)) if c.name == "rank" else c for c in NOTES.columns)
+    return replace(NOTES, columns=tuple(columns))
 
 
 def test_an_unwritable_root_is_one_clear_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +16,12 @@ from penstock.destinations.base import SchemaChangeAction
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
 from penstock.destinations.delta.first_commit import write_first_commit
+from penstock.destinations.delta.history import CopyPlace, copy_place
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableName
+from penstock.spark.changes import TableRows
 from penstock.testing.sample_tables import LINES, NOTES
 
 COPY = Mark("shop", TableId(5), "copy-1")
@@ -186,3 +189,27 @@ def test_a_mirror_wants_rows_again_that_no_change_told_of_and_a_history_does_not
     mirror, history = DeltaDestination(tmp_path), DeltaDestination(tmp_path, mode="history")
     assert mirror.rows_changed(NOTES, what) is SchemaChangeAction.RESYNC
     assert history.rows_changed(NOTES, what) is SchemaChangeAction.CONTINUE
+
+
+def test_where_in_a_history_a_copy_goes() -> None:
+    def place(found: Mark | None) -> CopyPlace:
+        rows = TableRows("c2", NOTES, (), 0, None, Lsn(50))  # type: ignore[arg-type]
+        return copy_place("/lake/notes", rows, found, Mark("p", NOTES.id, "c2"))
+
+    copied = Mark("p", NOTES.id, "c1")
+    assert place(None).behind is None
+    assert place(copied).behind is None, "it takes the place of a copy that nothing followed"
+    applied = replace(copied, position=Lsn(40))
+    behind = place(applied)
+    assert (behind.behind, behind.instead) == (Lsn(40), None)
+    assert (behind.mark.copied_behind, behind.mark.went_on) == (Lsn(40), True)
+    assert Mark.loads(behind.mark.dumps()) == behind.mark
+    again = place(behind.mark)
+    assert (again.behind, again.instead) == (Lsn(40), Lsn(40))
+    assert (again.mark.copied_behind, again.mark.went_on) == (Lsn(40), True)
+    other = place(replace(applied, table_id=TableId(7)))
+    assert other.behind == Lsn(40)
+    assert not other.mark.went_on, "what follows has nothing to do with that table's changes"
+    with pytest.raises(PenstockError, match="it was restored, or is another one") as refused:
+        place(replace(applied, position=Lsn(60)))
+    assert "begins another history" in str(refused.value.hint)

@@ -162,8 +162,15 @@ def test_a_history_keeps_what_it_has_and_takes_new_columns(source: Source, lake:
             "INSERT INTO a VALUES (1001, 9)",
         )
         source.catch_up(pipeline)
+        row = source.connection.execute("SELECT 'a'::regclass::oid").fetchone()
+        assert row is not None
+        Requests(pipeline.config.journal_path).add(Request(TableId(row[0]), Action.RESYNC))
+        wait_for(lambda: lake.frame("a").where("op = 'r'").count() > 100)
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO a VALUES (1002, 10)")
+        source.catch_up(pipeline)
     changes = lake.frame("a").where("op != 'r'").orderBy("commit_lsn", "tx_ordinal").collect()
-    assert lake.frame("a").where("op = 'r'").count() == 100
+    assert lake.frame("a").where("op = 'r'").count() == 100 + 101
     assert [
         (c.op, c.after and (c.after.id, c.after.v, c.after.n), c.before and c.before.id)
         for c in changes
@@ -172,6 +179,7 @@ def test_a_history_keeps_what_it_has_and_takes_new_columns(source: Source, lake:
         ("i", (1000, "y", 8), None),
         ("d", None, 1000),
         ("i", (1001, None, 9), None),
+        ("i", (1002, None, 10), None),
     ]
 
 

@@ -275,7 +275,12 @@ class Copier:
         """Hand the files over, again and again while the trouble is of the passing kind."""
         config = self._context.config
         rows = TableRows(
-            copied.finished.copy_id, copied.table, copied.files, copied.rows, self._session
+            copied.finished.copy_id,
+            copied.table,
+            copied.files,
+            copied.rows,
+            self._session,
+            copied.finished.barrier,
         )
         retrying = Retrying(
             # A destination that failed after it had taken files over cannot be

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class TableRows:
     """A whole copied table. `id` is the copy's id, `files` its Parquet files.
 
+    `position` is where the source was then: no change that the copy shows comes later.
     `files` may be moved by the destination, which then owns them; what is left
     of them is removed after the copy.
     """
@@ -37,6 +38,7 @@ class TableRows:
     files: tuple[str, ...]
     count: int
     session: SparkSession
+    position: Lsn | None = None
 
     @cached_property
     def dataframe(self) -> DataFrame:

@@ -18,7 +18,7 @@ from penstock.destinations.base import (
     SchemaChangeAction,
     WriteStatus,
 )
-from penstock.destinations.delta import location, statements
+from penstock.destinations.delta import history, location, statements
 from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.failures import explained, is_conflict
@@ -33,7 +33,7 @@ from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.states import copy_id_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("penstock.destinations.delta")
 
@@ -122,9 +122,22 @@ class DeltaDestination(Destination):
         require_distinct_names(table)
         mark = Mark(self._context.pipeline_id, table.id, rows.id)
         with explained(table.name, path):
-            if not self._take_over(table, rows, path, mark):
+            if self.mode == "history":
+                self._add_copy(table, rows, path, mark)
+            elif not self._take_over(table, rows, path, mark):
                 self._replace(table, rows, path, mark)
         return WriteStatus.DURABLE
+
+    def _add_copy(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
+        """Append a copy to the history; begin one where there is none."""
+        newest = self._mark(path) if self._exists(path) else None
+        place = history.copy_place(path, rows, newest, mark)
+        if place.behind is not None:
+            self._fit_history(table, path)
+        elif newest is not None:
+            self._prepare(table, rows.session, path)
+        self._set_defaults(table, rows.session)
+        history.write_copy(rows, path, place)
 
     def _take_over(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> bool:
         """Make the copied files a table where there is none yet; rewrites nothing."""
@@ -133,7 +146,6 @@ class DeltaDestination(Destination):
         directory = location.local(path)
         if (
             directory is None
-            or self.mode != "mirror"
             or needs_mapping(table)
             or location.has_commits(directory)
             or not location.can_move(rows.files, directory)
@@ -150,13 +162,13 @@ class DeltaDestination(Destination):
         mark.sign(rows.session)
         if self._exists(path):
             self._prepare(table, rows.session, path)
+        self._set_defaults(table, rows.session)
+        writer = rows.dataframe.write.format("delta").mode("overwrite")
+        writer.option("overwriteSchema", "true").save(path)
+
+    def _set_defaults(self, table: TableSchema, session: SparkSession) -> None:
         for name, value in properties_of(table).items():
-            rows.session.conf.set(_DEFAULTS + name.removeprefix("delta."), value)
-        frame = rows.dataframe
-        if self.mode == "history":
-            frame = _as_history(table, frame)
-        writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-        writer.save(path)
+            session.conf.set(_DEFAULTS + name.removeprefix("delta."), value)
 
     def _prepare(
         self,
@@ -205,17 +217,31 @@ class DeltaDestination(Destination):
         the old table until the new one is there.
 
         A history is never replaced: what it holds cannot be had again. It takes
-        new columns into `before` and `after`, and keeps those that are gone.
+        new columns into `before` and `after`, and keeps those that are gone; their
+        types may widen, and nothing else.
         """
         kept = self.mode == "history" or not change.rewrites
         if change.new.same_columns(change.old) and kept:
             return SchemaChangeAction.CONTINUE
         if self.mode == "mirror":
             return self._alter(change)
-        types = {column.name: column.type for column in change.old.columns}
-        fits = all(types.get(c.name, c.type) == c.type for c in change.new.columns)
-        same_place = self.path(change.old.name) == self.path(change.new.name)
-        return SchemaChangeAction.CONTINUE if fits and same_place else SchemaChangeAction.ERROR
+        path = self.path(change.new.name)
+        if self.path(change.old.name) != path:
+            return SchemaChangeAction.ERROR
+        with explained(change.new.name, path, change.new.version):
+            if self._exists(path):
+                _repeated(change.new, lambda: self._fit_history(change.new, path))
+        return SchemaChangeAction.CONTINUE
+
+    def _fit_history(self, table: TableSchema, path: str) -> None:
+        """Let a history take rows of this table: in wider columns, where that is enough."""
+        session = self._new_session()
+        wider = history.require_fit(session, table, path)
+        self._prepare(table, session, path, widening=bool(wider))
+        if wider:
+            if (mark := self._mark(path)) is not None:
+                mark.carry().sign(session)
+            history.widen(session, path, wider)
 
     def _alter(self, change: SchemaChange) -> SchemaChangeAction:
         table, path = change.new, self.path(change.new.name)
@@ -275,6 +301,8 @@ class DeltaDestination(Destination):
             mark = self._mark(path)
         if mark is None or mark.table_id != table.id or mark.copy_id != copy_id:
             return None
+        if mark.position is None and mark.went_on:
+            return mark.copied_behind  # what comes before is there from before the copy
         return mark.position
 
     def maintain(self, table: TableSchema) -> None:
@@ -362,23 +390,3 @@ def needs_mapping(table: TableSchema) -> bool:
 def can_have_vectors(table: TableSchema) -> bool:
     """Delta finds the rows to mark through Spark's `_metadata`, which a column may hide."""
     return all(column.name.lower() != "_metadata" for column in table.columns)
-
-
-def _as_history(table: TableSchema, rows: DataFrame) -> DataFrame:
-    """Copied rows as changes: `op` is `r`, for read, before every change there is."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from penstock.spark.frames import envelope_schema
-
-    given = {
-        "op": F.lit("r"),
-        "commit_lsn": F.lit(0),
-        "tx_ordinal": F.lit(0),
-        "after": F.struct("*"),
-    }
-    return rows.select(
-        *[
-            given.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
-            for field in envelope_schema(table).fields
-        ]
-    )

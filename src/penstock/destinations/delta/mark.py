@@ -2,16 +2,17 @@
 
 The mark travels in the commit's user metadata, so it is there exactly when the
 data is. `position` is the end of the batch that the commit holds; a copy has
-none. A commit of housekeeping carries the newest mark forward and says so: it
-may have read that mark before a batch was committed beside it, so a carried mark
-counts only where no other is left.
+none. In a history a copy says instead behind which batch it stands (`copied_behind`), and
+whether that batch was one of the same table (`went_on`). A commit of housekeeping carries
+the newest mark forward and says so: it may have read that mark before a batch was
+committed beside it, so a carried mark counts only where no other is left.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from penstock.schema import Lsn, TableId
@@ -33,6 +34,8 @@ class Mark:
     copy_id: str
     position: Lsn | None = None
     carried: bool = False
+    copied_behind: Lsn | None = None
+    went_on: bool = False
 
     def dumps(self) -> str:
         return json.dumps(
@@ -43,6 +46,8 @@ class Mark:
                     "copy": self.copy_id,
                     "position": str(self.position) if self.position else None,
                     "carried": self.carried,
+                    "copied_behind": str(self.copied_behind) if self.copied_behind else None,
+                    "went_on": self.went_on,
                 }
             }
         )
@@ -52,19 +57,21 @@ class Mark:
         """The mark in a commit's user metadata; None where somebody else wrote that."""
         try:
             data = json.loads(metadata or "null")["penstock"]
-            position = data["position"]
+            position, behind = data["position"], data.get("copied_behind")
             return cls(
                 data["pipeline"],
                 TableId(data["table"]),
                 data["copy"],
                 Lsn.parse(position) if position else None,
                 data["carried"],
+                Lsn.parse(behind) if behind else None,
+                data.get("went_on", False),
             )
         except (ValueError, TypeError, KeyError):
             return None
 
     def carry(self) -> Mark:
-        return Mark(self.pipeline_id, self.table_id, self.copy_id, self.position, carried=True)
+        return replace(self, carried=True)
 
     def sign(self, session: SparkSession) -> None:
         """Let the next commits of `session` bear this mark, and be fenced by it.
