@@ -9,6 +9,8 @@ import pytest
 
 from penstock import Pipeline
 from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.requests import Action, Request, Requests
+from penstock.schema import TableId
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
@@ -41,6 +43,36 @@ def test_a_lost_slot_is_made_again_and_every_table_copied(source: Source) -> Non
         source.execute("INSERT INTO a VALUES (1002, 'streamed')")
         source.catch_up(pipeline)
     assert source.mirrored("a") == source.rows("a")
+
+
+def test_a_table_that_is_not_to_be_copied_is_not_emptied_for_a_new_slot(source: Source) -> None:
+    settings = {
+        "table_sync_copy": {"mode": "except", "tables": ["public.b"]},
+        "invalidated_slot_behavior": "recreate",
+    }
+    with source.pipeline(**settings) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO b VALUES (1, 'streamed')")
+        source.catch_up(pipeline)
+        streamed = source.mirrored("b")
+        assert streamed
+        drop_slot(source, pipeline)
+        source.execute("INSERT INTO a VALUES (1001, 'in no slot')", "DELETE FROM b")
+        wait_for(lambda: source.mirrored("a") == source.rows("a"))
+        wait_for(lambda: pipeline.status().table("public.b").error)
+        error = pipeline.status().table("public.b").error
+        assert error is not None
+        assert "table_sync_copy leaves it out" in error.reason
+        assert error.retry == "manual"
+        assert source.mirrored("b") == streamed
+    # What the hint says.
+    with source.pipeline() as pipeline:
+        row = source.connection.execute("SELECT 'b'::regclass::oid").fetchone()
+        assert row is not None
+        Requests(pipeline.config.journal_path).add(Request(TableId(row[0]), Action.RETRY))
+        wait_for(lambda: pipeline.status().table("public.b").error is None)
+        pipeline.wait_until_ready(TIMEOUT)
+        assert source.mirrored("b") == source.rows("b") == []
 
 
 def test_a_slot_that_is_lost_while_running_is_made_again(source: Source) -> None:

@@ -27,7 +27,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 from tenacity.wait import wait_exponential_jitter
 
 from penstock.destinations.base import WriteStatus
-from penstock.errors import PenstockError
+from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
@@ -112,10 +112,15 @@ class Copier:
         self._rows = rows
         self.nulled = 0
 
-    def copy(self, *, published_before: bool) -> TableSchema:
-        """Copy the table and record it as finished; its schema as it was copied."""
+    def copy(self, *, published_before: bool, begun: bool) -> TableSchema:
+        """Copy the table and record it as finished; its schema as it was copied.
+
+        `begun` says that an earlier attempt got as far as `data_sync`.
+        """
         context = self._context
         started = time.monotonic()
+        if not begun:
+            self._refuse_to_empty()
         with context.retiring:
             # From here on nothing of this table leaves the journal: the snapshot
             # may miss a change that has been received already.
@@ -145,6 +150,21 @@ class Copier:
         )
         self.nulled = copied.nulled
         return copied.table
+
+    def _refuse_to_empty(self) -> None:
+        """A table that is left out gets an empty copy, once, to begin with. A second one would
+        take the place of all that the destination has."""
+        context, name = self._context, str(self._table.name)
+        if context.config.table_sync_copy.includes(name):
+            return
+        if context.store.get_destination_table_metadata(self._table.id) is not None:
+            raise PenstockError(
+                ErrorKind.SOURCE_CONFIGURATION,
+                "the table has to be copied again (its slot or its changes were lost, or a resync"
+                " was asked for), and table_sync_copy leaves it out: it would be emptied",
+                hint="let table_sync_copy include the table, start again and `penstock retry` it",
+                table=self._table.name,
+            )
 
     def _remove_leftovers(self) -> None:
         for directory in self._context.journal.copies_directory.glob(f"{self._table.id}-*"):

@@ -254,7 +254,9 @@ class PipelineTable:
         copier = Copier(
             self._context, self.published.schema, self._session, self.enter, keep, self.rows
         )
-        copier.copy(published_before=self._published_before)
+        state = self.state.interrupted if isinstance(self.state, Errored) else self.state
+        begun = isinstance(state, DataSync)
+        copier.copy(published_before=self._published_before, begun=begun)
         self.nulled = copier.nulled
         # For another copy, who has written before the label of an enum was renamed, and
         # commits only now, is waited for: the stream has the old label.
