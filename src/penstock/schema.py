@@ -97,6 +97,13 @@ class ValueType:
     element: ValueType | None = None
     delimiter: str = ","
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds every text there is, or lists of them."""
+        return self.kind is ValueKind.STRING or (
+            self.kind is ValueKind.ARRAY and self.element is not None and self.element.is_text
+        )
+
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"kind": str(self.kind)}
         if self.kind is ValueKind.DECIMAL:

@@ -173,6 +173,43 @@ def test_a_database_of_another_encoding(server: EmbeddedPostgres, tmp_path: Path
         server.drop_database("latin")
 
 
+def test_a_database_that_knows_no_encoding(server: EmbeddedPostgres, tmp_path: Path) -> None:
+    with server.connect() as connection:
+        connection.execute(
+            "CREATE DATABASE bytes ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
+        )
+    try:
+        with both_ways(PgConnection(uri=server.dsn("bytes")), tmp_path) as ways:
+            ways.session.execute("CREATE TABLE public.t (id int PRIMARY KEY, v text, w text[])")
+            ways.session.execute("CREATE TABLE public.k (id text PRIMARY KEY)")
+            ways.session.execute("INSERT INTO public.t VALUES (1, 'Ä', '{ß}'), (2, NULL, NULL)")
+            with server.connect("bytes", client_encoding="SQL_ASCII") as writer:
+                writer.execute(
+                    b"INSERT INTO public.t VALUES (3, 'a\xc4', '{a,\xc4}'), (4, '', '{}')"
+                )
+                writer.execute(b"INSERT INTO public.k VALUES ('\xc4')")
+            copied, streamed = ways.copied("t"), ways.streamed("t")
+            assert_same(copied, streamed)
+            assert [tuple(row.values()) for row in copied.rows.to_pylist()] == [
+                (1, "Ä", ["ß"]),
+                (2, None, None),
+                (3, None, None),
+                (4, "", []),
+            ]
+            assert copied.nulled == 2
+            assert [(d.column, d.row, d.count) for d in streamed.defects] == [
+                ("v", "id=3", 1),
+                ("w", "id=3", 1),
+            ]
+            with pytest.raises(PenstockError, match=r"column v of the row with id=3.*no UTF-8"):
+                ways.copied("t", on_unrepresentable="error")
+            with pytest.raises(PenstockError, match=r"column id of the row .*no UTF-8"):
+                ways.copied("k")
+            assert ways.streamed("k").defects[0].column == "id"
+    finally:
+        server.drop_database("bytes")
+
+
 OVERRIDES = {
     "public.t": {
         "day": "string",

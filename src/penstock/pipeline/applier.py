@@ -257,13 +257,17 @@ class Applier:
 
     def _unrepresentable(self, run: Run, defect: Defect, *, in_key: bool) -> PenstockError:
         instead = "" if in_key else ", or set on_unrepresentable: null"
+        kind = run.schema.column(defect.column).type
+        cannot, other = "is no UTF-8 (the database is SQL_ASCII)", ""
+        if not kind.is_text:
+            cannot = f"{kind.kind} cannot hold"
+            other = ", or carry the column as a string (column_types:"
+            other += f" {{{self.schema.name}: {{{defect.column}: string}}}})"
         return PenstockError(
             ErrorKind.DATA_UNREPRESENTABLE,
             f"{self.schema.name}: column {defect.column} of the row {shorten(defect.row)} has the"
-            f" value {shorten(defect.value)}, which"
-            f" {run.schema.column(defect.column).type.kind} cannot hold",
-            hint="mend the value in Postgres and resync the table, or carry the column as a string"
-            f" (column_types: {{{self.schema.name}: {{{defect.column}: string}}}}){instead}",
+            f" value {shorten(defect.value)}, which {cannot}",
+            hint=f"mend the value in Postgres and resync the table{other}{instead}",
             table=self.schema.name,
             position=run.end,
         )

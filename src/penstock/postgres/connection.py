@@ -186,6 +186,17 @@ def _pin_the_rest(session: Session, *, replication: bool) -> None:
         session.execute("; ".join(f"SET {k} = {v}" for k, v in wrong.items()).encode())
 
 
+def take_text_as_it_is(session: Session) -> None:
+    """Let a database in SQL_ASCII send text that is not UTF-8.
+
+    It knows of no encoding and would end the stream, for all tables, at the first such
+    value. Decoding finds them, and one table stops. For sessions that receive rows only:
+    psycopg does not know either what text is then.
+    """
+    if session.pgconn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+        session.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """How libpq says that there is no session, and what that means."""

@@ -29,7 +29,7 @@ from psycopg import pq
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.postgres import libpq, values
-from penstock.postgres.connection import Session, connect, translate, translated
+from penstock.postgres.connection import Session, connect, take_text_as_it_is, translate, translated
 from penstock.postgres.copy_text import split
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn
@@ -179,6 +179,7 @@ def _query(table: TableSchema, part: CtidRange, row_filter: str | None) -> str:
 
 
 def _start(session: Session, query: str, table: TableSchema) -> None:
+    take_text_as_it_is(session)
     result = session.pgconn.exec_(query.encode())
     if result.status != pq.ExecStatus.COPY_OUT:
         raise _failure(session, result, table)
@@ -233,12 +234,17 @@ class _BatchDecoder:
         where = f" of the row with {shorten(key)}" if key else ""
         in_key = column.key_position is not None
         instead = "" if in_key else "write NULL instead (on_unrepresentable: null), "
+        other = (
+            f"carry the column as text (column_types: {self._table.name}: {column.name}: string)"
+        )
+        cannot = f"its type {column.type_name or column.type.kind} cannot hold at the destination"
+        if column.type.is_text:
+            other = "find out which encoding it has (the database is SQL_ASCII)"
+            cannot = "is no UTF-8"
         return PenstockError(
             ErrorKind.DATA_UNREPRESENTABLE,
-            f"column {column.name}{where} holds {shorten(_value(text, row))}, which its type"
-            f" {column.type_name or column.type.kind} cannot hold at the destination",
-            hint=f"carry the column as text (column_types: {self._table.name}: "
-            f"{column.name}: string), {instead}or mend the row at the source",
+            f"column {column.name}{where} holds {shorten(_value(text, row))}, which {cannot}",
+            hint=f"{other}, {instead}or mend the row at the source",
             table=self._table.name,
         )
 

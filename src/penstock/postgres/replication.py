@@ -25,7 +25,7 @@ from psycopg import pq
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres import libpq
-from penstock.postgres.connection import connect, translate
+from penstock.postgres.connection import connect, take_text_as_it_is, translate
 from penstock.postgres.libpq import CopyBuffer
 from penstock.postgres.pgoutput import newest_keepalive
 from penstock.schema import ZERO_LSN, Lsn, quote_identifier
@@ -49,6 +49,7 @@ class ReplicationStream:
     def __init__(self, connection: PgConnection, purpose: str) -> None:
         self._connection = connect(connection, purpose, replication=True)
         self._pgconn = self._connection.pgconn
+        take_text_as_it_is(self._connection)
         self._reader = libpq.CopyReader(self._pgconn)
         self._acknowledged = ZERO_LSN
         self._last_status = 0.0

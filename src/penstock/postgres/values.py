@@ -7,9 +7,9 @@ Python runs per value, and a value that came by copy equals the same value that
 came by stream.
 
 Text that the type cannot hold (`infinity` in a date, NaN in a decimal, an array
-of two dimensions) becomes NULL and is reported as bad; what happens then is the
-caller's decision. So is the size of a column: Arrow's strings and lists have
-32-bit offsets, so one `TextColumn` may not hold more than 2 GiB of text.
+of two dimensions, bytes that are no UTF-8) becomes NULL and is reported as bad; what
+happens then is the caller's decision. So is the size of a column: Arrow's strings and
+lists have 32-bit offsets, so one `TextColumn` may not hold more than 2 GiB of text.
 Callers work through buffers of some megabytes, and a single value of Postgres
 has at most 1 GiB, so nothing ever needs splitting.
 """
@@ -40,6 +40,7 @@ from penstock.schema import STRING, ValueKind, ValueType
 _Array = np.ndarray[Any, np.dtype[Any]]
 _NOTHING_BAD = np.empty(0, np.int64)
 _MAX_BYTES = 2**31 - 1
+_NOT_ASCII = 0x80
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,28 @@ def _timestamps(column: TextColumn, type: ValueType) -> Decoded:  # noqa: A002
 
 def _strings(column: TextColumn, type: ValueType) -> Decoded:  # noqa: A002
     data, offsets, validity, valid = _gathered(column, _size(column))
-    return _finish(column, type, valid, validity, offsets, data)
+    decoded = _finish(column, type, valid, validity, offsets, data)
+    if not data.size or data.max() < _NOT_ASCII:
+        return decoded
+    try:
+        decoded.array.validate(full=True)
+    except pa.ArrowInvalid:
+        bad = _not_utf8(decoded.array)
+        lengths = column.lengths.copy()
+        lengths[bad] = -1
+        return Decoded(decode(replace(column, lengths=lengths), type).array, bad)
+    return decoded
+
+
+def _not_utf8(texts: pa.Array) -> _Array:
+    """Where bytes are no text: slow, but a server that knows its encoding sends none."""
+    bad = []
+    for place, value in enumerate(texts.cast(pa.binary())):
+        try:
+            bytes(value.as_py() or b"").decode()
+        except UnicodeDecodeError:
+            bad.append(place)
+    return np.array(bad, np.int64)
 
 
 def _binaries(column: TextColumn, type: ValueType) -> Decoded:  # noqa: A002

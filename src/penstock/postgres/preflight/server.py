@@ -72,7 +72,7 @@ def server_findings(session: Session, slot: SlotInfo | None) -> Iterator[Finding
     if setting(session, "server_encoding") == "SQL_ASCII":
         yield warning(
             "server_encoding",
-            "is SQL_ASCII, so nothing makes sure that text is UTF-8",
+            "is SQL_ASCII, so nothing makes sure that text is UTF-8: a table stops where it is not",
             "-- move the data to a database with ENCODING 'UTF8'",
         )
 
