@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
@@ -459,6 +460,18 @@ def test_a_finished_copy_is_never_repeated(source: Source) -> None:
     source.catch_up(again)
     assert source.mirrored("a") == source.rows("a")
     assert source.destination.called("copy", "public.a") == 1
+
+    # Unless the source was promoted meanwhile: then it may lack what the copy has.
+    again.shutdown()
+    terms = again.config.journal_path / "terms" / f"{oid(source, 'a')}.json"
+    terms.write_text(json.dumps(json.loads(terms.read_text()) | {"timeline": 99}))
+    source.store.open(pipeline.config.id)
+    source.store.update_table_state(oid(source, "a"), history[2])
+    source.store.close()
+    with source.pipeline() as promoted:
+        wait_for(lambda: source.destination.called("copy", "public.a") == 2)
+        promoted.wait_until_ready(TIMEOUT)
+    assert json.loads(terms.read_text())["timeline"] == 1
 
 
 def test_a_pipeline_without_a_start_cannot_be_waited_for(source: Source) -> None:

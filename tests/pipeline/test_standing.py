@@ -88,6 +88,19 @@ def test_terms_are_compared_with_those_of_the_copy_also_after_a_restart(tmp_path
     assert anew.broken is None, "there is nothing to compare with"
 
 
+def test_a_copy_is_of_the_timeline_it_was_made_on(tmp_path: Path) -> None:
+    one = standing(tmp_path)
+    one.keep(replace(TERMS, timeline=1))
+    assert not one.left_behind
+    (tmp_path / "timeline.json").write_text('{"timeline": 2}')
+    assert one.left_behind
+    made = replace(TERMS, partitions={8: PART, 9: replace(PART, file=9)}, timeline=2)
+    one.see(published(made), look(), TABLE)
+    assert standing(tmp_path).left_behind, "whatever has happened since"
+    one.keep(made)
+    assert not one.left_behind
+
+
 def test_whether_other_columns_are_followed_is_not_decided_here(tmp_path: Path) -> None:
     """A column list that is set anew makes another entry; `freeze` must still have its say."""
     wider = replace(TABLE, columns=(ID, ColumnSchema("v", 2, LONG, 20)))

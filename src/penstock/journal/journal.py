@@ -105,6 +105,13 @@ class Journal:
             return None
         return JournalOwner(data["slot"], data["system_identifier"], data["database"])
 
+    def timeline(self) -> int | None:
+        """The source's timeline, as the receiver found it last; None before it did."""
+        try:
+            return int(json.loads((self.root / "timeline.json").read_text("utf-8"))["timeline"])
+        except FileNotFoundError:
+            return None
+
     def refresh(self) -> int:
         """Take in manifests that are new; how many."""
         with self._lock:

@@ -107,9 +107,7 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
     from where it was promoted, so nothing else would tell that the journal holds changes
     which never happened there.
     """
-    file = journal.root / "timeline.json"
-    before = json.loads(file.read_text("utf-8"))["timeline"] if file.exists() else None
-    now = stream.timeline()
+    before, now = journal.timeline(), stream.timeline()
     if before == now:
         return
     if before is not None:
@@ -124,7 +122,7 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
                 " prevent it, name the standby's slot in synchronized_standby_slots",
                 position=journal.end,
             )
-    replace(file, json.dumps({"timeline": now}))
+    replace(journal.root / "timeline.json", json.dumps({"timeline": now}))
 
 
 def _begin(

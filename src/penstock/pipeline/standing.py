@@ -12,6 +12,7 @@ follows it, the copy is made again and so is the file.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -73,11 +74,11 @@ class Standing:
                 # An earlier look that still waits for the journal: a later one would
                 # wait for longer.
                 if self._context.journal.end >= refiled.until and not self._untold():
-                    self.keep(refiled.terms)
+                    self._go_on_with(refiled.terms)
             elif partitions := kept.refiled_by(published.terms):
                 self._refiled = _Refiled(partitions, published.terms, seen.source_at)
             elif published.terms != kept:
-                self.keep(published.terms)  # a partition that was created, say
+                self._go_on_with(published.terms)  # a partition that was created, say
 
     def keep(self, terms: Terms) -> None:
         """These are the terms from here on. Durable when this returns."""
@@ -86,6 +87,23 @@ class Standing:
             replace(self._file, json.dumps(terms.to_json()))
             self._kept, self._kept_at = terms, time.monotonic()
             self._broken = self._refiled = None
+
+    def _go_on_with(self, terms: Terms) -> None:
+        """Keep what has changed since the copy; the copy is still of the timeline it was of."""
+        with self._lock:
+            copied = self._kept or terms
+            self.keep(dataclasses.replace(terms, timeline=copied.timeline))
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether the source was promoted since the copy was made.
+
+        Then it may lack what the snapshot saw, and other transactions may have got the ids
+        of those that are lost. What is in the journal up to a promotion is safe (the
+        receiver sees to that), so this matters for a copy whose barrier is not passed.
+        """
+        kept, now = self._kept or self._load(), self._context.journal.timeline()
+        return kept is not None and now is not None and kept.timeline not in (0, now)
 
     def keep_first(self, terms: Terms) -> None:
         """Begin to keep terms for a copy that was made by a release which kept none."""
@@ -135,7 +153,7 @@ class Standing:
         with connect(config.pg_connection, f"{config.id}_watch") as session:
             if not kept_rows(session, untold, kept.horizon):
                 return False
-        self.keep(refiled.terms)
+        self._go_on_with(refiled.terms)
         return True
 
     def wants_copy(self, published: PublishedTable) -> bool:
@@ -160,7 +178,7 @@ class Standing:
                 table=table.name,
             )
         if action is SchemaChangeAction.CONTINUE:
-            self.keep(published.terms)
+            self._go_on_with(published.terms)
         return action is SchemaChangeAction.RESYNC
 
     def _load(self) -> Terms | None:

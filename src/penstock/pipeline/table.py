@@ -282,6 +282,10 @@ class PipelineTable:
             self.batches += applier.batches - before
             self.nulled += applier.nulled - nulled
         position = applier.passed_barrier()
+        if position is not None and self._standing.left_behind:
+            logger.info("source was promoted under the copy", extra={"table": self.name})
+            self.resync()
+            return
         if position is not None:
             self._synchronise(applier, position)
         elif isinstance(self.state, SyncDone):

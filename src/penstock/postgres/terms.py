@@ -54,13 +54,14 @@ class Terms:
     anew when it leaves and comes back, and when its filter or column list is set anew.
     `printed` is what the parts of its columns' types are printed as: the labels of enums,
     the attributes of composite types. Transactions before `horizon` had ended when the
-    terms were read."""
+    terms were read, on this `timeline` of the server's."""
 
     entries: frozenset[str] = frozenset()
     row_filter: str | None = None
     partitions: Mapping[int, Partition] = field(default_factory=dict)
     printed: Mapping[str, str] = field(default_factory=dict)
     horizon: int = field(default=0, compare=False)
+    timeline: int = field(default=0, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
         """What has happened since that no change in the stream tells of; None if nothing has."""
@@ -100,6 +101,7 @@ class Terms:
             "row_filter": self.row_filter,
             "printed": dict(self.printed),
             "horizon": self.horizon,
+            "timeline": self.timeline,
             "partitions": {
                 str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
                 for oid, each in self.partitions.items()
@@ -117,6 +119,7 @@ class Terms:
             },
             data.get("printed", {}),
             data.get("horizon", 0),
+            data.get("timeline", 0),
         )
 
 
@@ -199,7 +202,11 @@ _PRINTED = """
 """
 
 # Before everything else, so that what is read afterwards is not older.
-_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+_MOMENT = """
+    SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           CASE WHEN pg_is_in_recovery() THEN '0'
+                ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
+"""
 
 
 def publication_terms(
@@ -212,7 +219,7 @@ def publication_terms(
     partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
     printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
-        horizon = session.execute(_HORIZON).fetchall()[0][0]
+        ((horizon, timeline),) = session.execute(_MOMENT).fetchall()
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
@@ -221,7 +228,14 @@ def publication_terms(
         for oid, part, text in session.execute(_PRINTED, parameters):
             printed[oid][part] = text
     return {
-        oid: Terms(frozenset(entries[oid]), row_filter, partitions[oid], printed[oid], horizon)
+        oid: Terms(
+            frozenset(entries[oid]),
+            row_filter,
+            partitions[oid],
+            printed[oid],
+            horizon,
+            int(timeline, 16),
+        )
         for oid, row_filter in row_filters.items()
     }
 
