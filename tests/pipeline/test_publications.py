@@ -390,3 +390,38 @@ def test_that_tables_that_were_created_as_partitions_do_not_count_as_attached(
         connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
         assert "detached" in str(attached.broken_by(terms())), "and what happened meanwhile"
         assert type(attached).from_json(attached.to_json()) == attached
+
+
+def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) -> None:
+    with database.connect() as connection:
+        for statement in (
+            "CREATE SCHEMA attic",
+            "CREATE TABLE moved (id int PRIMARY KEY)",
+            *(statement.format("parts") for statement in PARTS),
+            "CREATE PUBLICATION pub FOR TABLES IN SCHEMA public WITH (publish_via_partition_root)",
+        ):
+            connection.execute(statement.encode())
+
+        def terms() -> dict[str, Any]:
+            return {t.schema.name.name: t.terms for t in published_tables(connection, "pub")}
+
+        before = terms()
+        assert set(before) == {"moved", "parts"}
+        connection.execute("ALTER TABLE moved RENAME TO other")
+        connection.execute("ALTER TABLE other RENAME TO moved")
+        connection.execute("VACUUM FULL pg_depend")
+        assert before["moved"].broken_by(terms()["moved"]) is None
+        connection.execute("ALTER TABLE moved SET SCHEMA attic")
+        connection.execute("ALTER TABLE attic.moved SET SCHEMA public")
+        assert before["moved"].broken_by(terms()["moved"]) == "it was put into the publication anew"
+
+        kept, before = before["parts"], terms()
+        connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
+        apart = terms()
+        connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = true)")
+        now = terms()
+        assert kept.broken_by(now["parts"]) == "the publication's options were set anew"
+        assert before["moved"].broken_by(now["moved"]) is None, "which no partition concerns"
+        connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
+        assert "options" in str(apart["parts_n"].broken_by(terms()["parts_n"]))
+        assert type(kept).from_json(kept.to_json()) == kept

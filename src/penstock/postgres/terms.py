@@ -8,7 +8,10 @@ way in which they belong to a published table:
   either. It gives the partition another file, like one of the root, which is sent: the
   transaction that made the file tells them apart.
 - What happens to a table while it is outside the publication is not sent, and nobody
-  who looks only now and then can see that it was outside for a moment.
+  who looks only now and then can see that it was outside for a moment. It is outside
+  while it is in another schema, too, where the publication has the schema.
+- What happens to partitions is sent under their root's name, or under their own, as
+  `publish_via_partition_root` is at that moment; the other one misses it.
 - Another row filter makes other rows belong.
 - Rows show other values when a label of an enum is renamed, or when a composite type gets or
   loses an attribute: these are stored as numbers, and put into words when they are read.
@@ -54,11 +57,16 @@ class Terms:
     anew when it leaves and comes back, and when its filter or column list is set anew.
     `printed` is what the parts of its columns' types are printed as: the labels of enums,
     the attributes of composite types. Transactions before `horizon` had ended when the
-    terms were read, on this `timeline` of the server's."""
+    terms were read, on this `timeline` of the server's.
+
+    `options` is the transaction that last set the publication's options, for tables that
+    are partitioned or partitions; None for others.
+    """
 
     entries: frozenset[str] = frozenset()
     row_filter: str | None = None
     partitions: Mapping[int, Partition] = field(default_factory=dict)
+    options: str | None = None
     printed: Mapping[str, str] = field(default_factory=dict)
     horizon: int = field(default=0, compare=False)
     timeline: int = field(default=0, compare=False)
@@ -69,6 +77,8 @@ class Terms:
             return "its row filter was changed"
         if not self.entries & now.entries:
             return "it was put into the publication anew"
+        if None not in (self.options, now.options) and self.options != now.options:
+            return "the publication's options were set anew"
         for oid, before in self.partitions.items():
             after = now.partitions.get(oid)
             if after is None or after.links != before.links:
@@ -99,6 +109,7 @@ class Terms:
         return {
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
+            "options": self.options,
             "printed": dict(self.printed),
             "horizon": self.horizon,
             "timeline": self.timeline,
@@ -117,6 +128,7 @@ class Terms:
                 int(oid): Partition(name, tuple(links), *others)
                 for oid, (name, links, *others) in data["partitions"].items()
             },
+            data.get("options"),
             data.get("printed", {}),
             data.get("horizon", 0),
             data.get("timeline", 0),
@@ -124,7 +136,9 @@ class Terms:
 
 
 _ENTRIES = """
-    SELECT t.oid, e.entry
+    SELECT t.oid, e.entry,
+           (SELECT pub.xmin::text FROM pg_class own
+            WHERE own.oid = t.oid AND (own.relispartition OR own.relkind = 'p'))
     FROM unnest(%(oids)s::oid[]) AS t(oid)
     JOIN pg_publication pub ON pub.pubname = %(publication)s
     CROSS JOIN LATERAL (
@@ -139,10 +153,13 @@ _ENTRIES = """
         {schemas}
     ) e
 """
-# Since version 15.
+# Since version 15. A table's dependency on its schema is made anew when it moves.
 _SCHEMA_ENTRIES = """
         UNION ALL
-        SELECT 'schema ' || s.oid FROM pg_publication_namespace s
+        SELECT format('schema %%s %%s', s.oid, d.xmin)
+        FROM pg_publication_namespace s
+        LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+         AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
         WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace
 """
 
@@ -217,11 +234,12 @@ def publication_terms(
     parameters = {"oids": list(row_filters), "publication": publication}
     entries: dict[int, set[str]] = defaultdict(set)
     partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
+    options: dict[int, str | None] = {}
     printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
         ((horizon, timeline),) = session.execute(_MOMENT).fetchall()
         query = _ENTRIES.format(schemas=schemas)
-        for oid, entry in session.execute(query.encode(), parameters):
+        for oid, entry, options[oid] in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
         for root, oid, name, links, *others in session.execute(_PARTITIONS, parameters):
             partitions[root][oid] = Partition(name, tuple(links), *others)
@@ -232,6 +250,7 @@ def publication_terms(
             frozenset(entries[oid]),
             row_filter,
             partitions[oid],
+            options.get(oid),
             printed[oid],
             horizon,
             int(timeline, 16),
