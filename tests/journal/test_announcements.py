@@ -90,6 +90,13 @@ def test_a_version_says_whether_rows_may_hold_other_values(
     assert version.note.recast is (statement.startswith("ALTER TABLE t ALTER") and not rewritten)
 
 
+def test_a_table_that_was_unlogged_may_hold_other_values(table: Table) -> None:
+    versions = table.alter(
+        "ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (1)", "ALTER TABLE t SET LOGGED"
+    )
+    assert [version.note and version.note.rewritten for version in versions] == [True]
+
+
 def test_what_changes_no_column_begins_no_version(table: Table) -> None:
     table.alter("ALTER TABLE t RENAME v TO n")
     assert (

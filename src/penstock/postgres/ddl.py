@@ -21,7 +21,7 @@ from penstock.schema import DdlNote, TableName
 _PREFIX_END_AND_LENGTH = 1 + 4
 
 # Why a table is rewritten, as Postgres has it: bits.
-_DEFAULT_VALUES, _COLUMN_VALUES = 2, 4
+_PERSISTENCE, _DEFAULT_VALUES, _COLUMN_VALUES = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,12 @@ class Announcement:
         """What there is to say of rows from before, after a rewrite for that reason."""
         filled = [column for column in self.columns if column.filled]
         untold = any(column.fill is None for column in filled)
+        # What happened to a table that was unlogged is not in the WAL.
+        other = bool(reason & (_PERSISTENCE | _DEFAULT_VALUES))
         cast = bool(reason & _COLUMN_VALUES)
         return DdlNote(
             xid,
-            rewritten=bool(reason & _DEFAULT_VALUES) or (cast and not self.plain) or untold,
+            rewritten=other or (cast and not self.plain) or untold,
             recast=cast and self.plain,
             fills=tuple((c.number, c.fill) for c in filled if c.fill is not None),
         )
