@@ -425,3 +425,12 @@ def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) 
         connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
         assert "options" in str(apart["parts_n"].broken_by(terms()["parts_n"]))
         assert type(kept).from_json(kept.to_json()) == kept
+
+        connection.execute("CREATE TABLE loose (LIKE parts)")
+        connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = true)")
+        kept = terms()["loose"]
+        connection.execute("ALTER TABLE loose ALTER id SET DEFAULT 1, DROP v, ADD v int")
+        assert kept.broken_by(terms()["loose"]) is None
+        connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
+        connection.execute("ALTER TABLE parts DETACH PARTITION loose")
+        assert kept.broken_by(terms()["loose"]) == "it was attached or detached"

@@ -11,7 +11,8 @@ way in which they belong to a published table:
   who looks only now and then can see that it was outside for a moment. It is outside
   while it is in another schema, too, where the publication has the schema.
 - What happens to partitions is sent under their root's name, or under their own, as
-  `publish_via_partition_root` is at that moment; the other one misses it.
+  `publish_via_partition_root` is at that moment; the other one misses it. So does a
+  table that is published by itself and was a partition for a moment.
 - Another row filter makes other rows belong.
 - Rows show other values when a label of an enum is renamed, or when a composite type gets or
   loses an attribute: these are stored as numbers, and put into words when they are read.
@@ -60,13 +61,16 @@ class Terms:
     terms were read, on this `timeline` of the server's.
 
     `options` is the transaction that last set the publication's options, for tables that
-    are partitioned or partitions; None for others.
+    are partitioned or partitions; None for others. `columns` has each column with the
+    transaction that last touched it: to attach or detach a table touches all of them. None
+    where partitions are published by themselves, and it makes no difference.
     """
 
     entries: frozenset[str] = frozenset()
     row_filter: str | None = None
     partitions: Mapping[int, Partition] = field(default_factory=dict)
     options: str | None = None
+    columns: frozenset[str] = frozenset()
     printed: Mapping[str, str] = field(default_factory=dict)
     horizon: int = field(default=0, compare=False)
     timeline: int = field(default=0, compare=False)
@@ -79,6 +83,8 @@ class Terms:
             return "it was put into the publication anew"
         if None not in (self.options, now.options) and self.options != now.options:
             return "the publication's options were set anew"
+        if self.columns and now.columns and not self.columns & now.columns:
+            return "it was attached or detached"
         for oid, before in self.partitions.items():
             after = now.partitions.get(oid)
             if after is None or after.links != before.links:
@@ -110,6 +116,7 @@ class Terms:
             "entries": sorted(self.entries),
             "row_filter": self.row_filter,
             "options": self.options,
+            "columns": sorted(self.columns),
             "printed": dict(self.printed),
             "horizon": self.horizon,
             "timeline": self.timeline,
@@ -129,6 +136,7 @@ class Terms:
                 for oid, (name, links, *others) in data["partitions"].items()
             },
             data.get("options"),
+            frozenset(data.get("columns", ())),
             data.get("printed", {}),
             data.get("horizon", 0),
             data.get("timeline", 0),
@@ -161,6 +169,14 @@ _SCHEMA_ENTRIES = """
         LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
          AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
         WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace
+"""
+
+_COLUMNS = """
+    SELECT attrelid, array_agg(format('%%s %%s', attnum, pg_attribute.xmin))
+    FROM pg_attribute
+    JOIN pg_publication ON pubname = %(publication)s AND pubviaroot
+    WHERE attrelid = ANY(%(oids)s::oid[]) AND attnum > 0 AND NOT attisdropped
+    GROUP BY attrelid
 """
 
 # A column of the system's own is as old as its table, whatever is altered later: a link
@@ -235,12 +251,14 @@ def publication_terms(
     entries: dict[int, set[str]] = defaultdict(set)
     partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
     options: dict[int, str | None] = {}
+    columns: dict[int, list[str]] = {}
     printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
         ((horizon, timeline),) = session.execute(_MOMENT).fetchall()
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry, options[oid] in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
+        columns.update(session.execute(_COLUMNS, parameters).fetchall())
         for root, oid, name, links, *others in session.execute(_PARTITIONS, parameters):
             partitions[root][oid] = Partition(name, tuple(links), *others)
         for oid, part, text in session.execute(_PRINTED, parameters):
@@ -251,6 +269,7 @@ def publication_terms(
             row_filter,
             partitions[oid],
             options.get(oid),
+            frozenset(columns.get(oid, ())),
             printed[oid],
             horizon,
             int(timeline, 16),
