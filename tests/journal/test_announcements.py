@@ -90,6 +90,19 @@ def test_a_version_says_whether_rows_may_hold_other_values(
     assert version.note.recast is (statement.startswith("ALTER TABLE t ALTER") and not rewritten)
 
 
+def test_a_table_that_somebody_has_locked_holds_up_no_announcement(
+    table: Table, database: Database
+) -> None:
+    table.running.stop()
+    table.running.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    table.running.execute("ALTER TABLE t ADD x int")
+    with database.connect() as altering, altering.transaction():
+        altering.execute("LOCK TABLE t, other")
+        table.running.start()
+        (added,) = table.versions(table.running.catch_up())
+    assert columns(added)[-1] == (4, "x")
+
+
 def test_a_table_that_was_unlogged_may_hold_other_values(table: Table) -> None:
     versions = table.alter(
         "ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (1)", "ALTER TABLE t SET LOGGED"

@@ -17,13 +17,13 @@ from dataclasses import replace
 from penstock.config import PipelineConfig
 from penstock.postgres.catalog import (
     column_schemas,
-    published_tables,
     table_schema,
     type_lookup,
 )
 from penstock.postgres.connection import Session
 from penstock.postgres.ddl import Announcement
 from penstock.postgres.relation_message import RelationColumn, RelationMessage
+from penstock.postgres.sent_columns import sent_columns
 from penstock.postgres.types import carried_type
 from penstock.schema import (
     ColumnSchema,
@@ -60,16 +60,10 @@ class RelationCatalog:
 
     def announced(self, told: Announcement) -> TableSchema | None:
         """The table as it was announced; None where the publication does not have it."""
-        published = published_tables(
-            self._session, self._publication, self._column_types, TableId(told.oid)
-        )
-        if not published:
+        sent = sent_columns(self._session, self._publication, TableId(told.oid))
+        if sent is None:
             return None
-        current = table_schema(self._session, told.oid)
-        sent = {column.number for column in published[0].schema.columns}
-        # A column list says which; without one everything is sent that can be.
-        whole = current is not None and sent == {column.number for column in current.columns}
-        columns = [c for c in told.columns if c.number in sent or (whole and not c.generated)]
+        columns = [c for c in told.columns if sent.has(c.number, generated=c.generated)]
         overrides = self._overrides(told.name)
         return TableSchema(
             TableId(told.oid),
