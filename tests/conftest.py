@@ -6,8 +6,10 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgre
         yield server
 
 
+@pytest.fixture(scope="session")
+def other_servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], EmbeddedPostgres]]:
+    """A server of any version there is, made when it is first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(version: int) -> EmbeddedPostgres:
+            directory = tmp_path_factory.mktemp(f"postgres{version}")
+            return stack.enter_context(EmbeddedPostgres(directory, version, {"fsync": "off"}))
+
+        yield started
+
+
 def skip_what_came_later(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> None:
     """Leave out a test of something that this version of Postgres does not have yet."""
     since = request.node.get_closest_marker("since")
@@ -89,6 +106,15 @@ def database(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterat
     """An empty database, dropped afterwards together with its replication slots."""
     skip_what_came_later(request, server)
     name = f"test_{next(_numbers)}"
+    server.create_database(name)
+    yield Database(server, name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def older_database(other_servers: Callable[[int], EmbeddedPostgres]) -> Iterator[Database]:
+    """The same on a server of the wheel's older version."""
+    name, server = f"test_{next(_numbers)}", other_servers(16)
     server.create_database(name)
     yield Database(server, name)
     server.drop_database(name)

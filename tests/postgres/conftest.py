@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
 
 import pytest
 
@@ -23,21 +21,6 @@ _numbers = itertools.count(1)
 
 
 OTHERS = sorted({16, *installed_versions()} - {18})
-
-
-@pytest.fixture(scope="session")
-def other_servers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[int], EmbeddedPostgres]]:
-    """A server of any version there is, made when it is first asked for."""
-    with ExitStack() as stack:
-
-        @cache
-        def started(version: int) -> EmbeddedPostgres:
-            directory = tmp_path_factory.mktemp(f"postgres{version}")
-            return stack.enter_context(EmbeddedPostgres(directory, version, {"fsync": "off"}))
-
-        yield started
 
 
 @pytest.fixture(params=["newest", *OTHERS])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,12 +115,24 @@ def compare_rows(
 
 
 class SourceTable:
-    """A table's columns and rows as psycopg gives them."""
+    """A table's columns and rows as psycopg gives them.
 
-    def __init__(self, connection: Connection[Any], table: TableName) -> None:
+    `only` names the columns that count, and `where` is a condition for the rows that do.
+    """
+
+    def __init__(
+        self,
+        connection: Connection[Any],
+        table: TableName,
+        only: Collection[str] | None = None,
+        where: str | None = None,
+    ) -> None:
         self._connection = connection
         self._table = table
+        self._where = sql.SQL(f" WHERE {where}" if where else "")  # type: ignore[arg-type]
         found = connection.execute(_COLUMNS, [table.quoted]).fetchall()
+        if only is not None:
+            found = [column for column in found if column[0] in only]
         self.columns: list[str] = [name for name, _, _ in found]
         self._types: list[str] = [type_name for _, _, type_name in found]
         places = [(place, number) for number, (_, place, _) in enumerate(found) if place]
@@ -128,9 +140,10 @@ class SourceTable:
 
     def rows(self) -> Iterator[tuple[Row, Row]]:
         """Each row with its key."""
-        query = sql.SQL("SELECT {} FROM {}").format(
+        query = sql.SQL("SELECT {} FROM {}{}").format(
             sql.SQL(", ").join(map(_selected, self.columns, self._types)),
             sql.Identifier(self._table.schema, self._table.name),
+            self._where,
         )
         with self._connection.transaction():
             self._connection.execute(_PINNED)
