@@ -78,3 +78,19 @@ def test_a_change_says_what_it_is(
     change = SchemaChange(old, new)
     assert str(change) == told
     assert change.additive is additive
+
+
+@pytest.mark.parametrize(
+    ("new", "rewrites"),
+    [
+        (table(ID, A, B), False),
+        (table(ID, replace(A, type=LONG, type_oid=20)), False),
+        (table(ID, replace(A, type=LONG, type_oid=20), B), True),  # with whatever is in b
+        (table(ID, replace(A, type=INTEGER, type_oid=25)), True),
+    ],
+)
+def test_rows_that_were_cast_may_have_anything_in_new_columns(
+    new: TableSchema, rewrites: bool
+) -> None:
+    note = DdlNote(1, recast=new.columns[1] != A)
+    assert SchemaChange(table(ID, A), replace(new, note=note)).rewrites is rewrites

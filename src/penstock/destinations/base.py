@@ -111,6 +111,9 @@ class SchemaChange:
         note = self.note
         return note is not None and (
             note.rewritten
+            # Rows that are cast are written anew, with the defaults of new columns in them,
+            # and Postgres keeps no word of those.
+            or (note.recast and bool(self.added))
             or not all(keeps_values(old, new, recast=note.recast) for old, new in self._kept)
         )
 

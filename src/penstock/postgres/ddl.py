@@ -21,7 +21,7 @@ from penstock.schema import DdlNote, TableName
 _PREFIX_END_AND_LENGTH = 1 + 4
 
 # Why a table is rewritten, as Postgres has it: bits.
-_PERSISTENCE, _DEFAULT_VALUES, _COLUMN_VALUES = 1, 2, 4
+_COLUMN_VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class Announcement:
         """What there is to say of rows from before, after a rewrite for that reason."""
         filled = [column for column in self.columns if column.filled]
         untold = any(column.fill is None for column in filled)
-        # What happened to a table that was unlogged is not in the WAL.
-        other = bool(reason & (_PERSISTENCE | _DEFAULT_VALUES))
+        # New columns' values; or a table that was unlogged, and changed without any WAL.
+        other = bool(reason & ~_COLUMN_VALUES)
         cast = bool(reason & _COLUMN_VALUES)
         return DdlNote(
             xid,
