@@ -1,4 +1,4 @@
-"""A receiver process killed at every durable step, and a new one after it."""
+"""Processes that write to a journal killed at every durable step, and new ones after them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,34 @@ from typing import Any
 import psycopg
 import pytest
 
+from penstock.pipeline.slot_recovery import recover_lost_slot
+from penstock.stores import MemoryStore
+
+RECOVERY = """
+import json, sys
+from penstock.config import PipelineConfig
+from penstock.journal.journal import Journal
+from penstock.pipeline.slot_recovery import recover_lost_slot
+from penstock.stores import MemoryStore
+
+config = PipelineConfig(**json.load(sys.stdin))
+journal, store = Journal(config.journal_path), MemoryStore()
+journal.refresh()
+store.open(config.id)
+recover_lost_slot(config, store, journal)
+"""
+
+
+def configuration(running: Any) -> bytes:
+    config = running.config.model_dump(mode="json")
+    config["pg_connection"] = running.config.pg_connection.parameters()
+    return json.dumps(config).encode() + b"\n"
+
 
 def run_until_killed(
     running: Any, failpoint: str, meanwhile: Callable[[int], None] = lambda number: None
 ) -> None:
     """Start a receiver process that dies at `failpoint`; call `meanwhile` until it has."""
-    config = running.config.model_dump(mode="json")
-    config["pg_connection"] = running.config.pg_connection.parameters()
     child = subprocess.Popen(
         [sys.executable, "-m", "penstock.journal.receiver"],
         stdin=subprocess.PIPE,
@@ -28,7 +49,7 @@ def run_until_killed(
         env=os.environ | {"PENSTOCK_FAILPOINT": failpoint},
     )
     assert child.stdin is not None
-    child.stdin.write(json.dumps(config).encode() + b"\n")
+    child.stdin.write(configuration(running))
     child.stdin.flush()
     number = 0
     while child.poll() is None:
@@ -74,3 +95,28 @@ def test_a_killed_receiver_loses_nothing_and_repeats_nothing(
     stopped.assert_replay_equals_source("t")
     positions = [(c["commit_lsn"], c["tx_ordinal"]) for c in stopped.changes("t")]
     assert len(positions) == len(set(positions)), "a change is there twice"
+
+
+def test_a_journal_begins_anew_also_when_its_discarding_was_killed(stopped: Any) -> None:
+    running = stopped
+    running.config = running.config.model_copy(update={"invalidated_slot_behavior": "recreate"})
+    running.start()
+    store = MemoryStore()
+    store.open(running.config.id)
+    steps = ("states_reset", "directory_discarded:1", "directory_discarded:2", "journal_discarded")
+    for number, step in enumerate(steps):
+        running.execute(f"INSERT INTO t VALUES ({number}, 'lost')")
+        running.catch_up()
+        running.stop()
+        running.execute(f"SELECT pg_drop_replication_slot('{running.config.slot_name}')")
+        child = subprocess.run(
+            [sys.executable, "-c", RECOVERY],
+            input=configuration(running),
+            env=os.environ | {"PENSTOCK_FAILPOINT": step},
+            check=False,
+        )
+        assert child.returncode == -signal.SIGKILL
+        assert recover_lost_slot(running.config, store, running.journal)
+        running.start()
+        running.execute(f"INSERT INTO t VALUES ({number + 100}, 'x')")
+        assert [change["after"]["id"] for change in running.changes("t")] == [number + 100], step

@@ -31,6 +31,7 @@ from threading import Lock, RLock
 from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.failpoints import failpoint
 from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync_directory
 from penstock.journal.manifest import Manifest, SegmentRef, now
@@ -311,6 +312,7 @@ class Journal:
         with self._lock:
             for directory in (self.manifests_directory, self.segments_directory):
                 shutil.rmtree(directory, ignore_errors=True)
+                failpoint("directory_discarded")
             for name in ("checkpoint.json", "timeline.json", "journal.json"):
                 (self.root / name).unlink(missing_ok=True)
             sync_directory(self.root)

@@ -17,6 +17,7 @@ import shutil
 from threading import Event
 
 from penstock.config import PipelineConfig
+from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.journal.lock import ReceiverLock
 from penstock.journal.source import rightful_owner
@@ -44,6 +45,10 @@ def _recover(
     slot = slot_info(session, config.slot_name)
     if slot is None and journal.empty:
         _forget_cursors(store, journal)  # the slot will be made, and the journal with it
+        if journal.owner() is not None:
+            # Of a journal that was being discarded when we died, anything may be left.
+            with ReceiverLock(config.journal_path, Event()):
+                journal.discard()
         return True
     if slot is not None and not slot.lost:
         if not journal.empty:  # or it was lost, and may be restored
@@ -57,9 +62,11 @@ def _recover(
     )
     with ReceiverLock(config.journal_path, Event()):
         store.reset_table_states_for_resync()
+        failpoint("states_reset")
         if slot is not None:
             drop_slot(session, config.slot_name)
         journal.discard()
+        failpoint("journal_discarded")
         shutil.rmtree(journal.copies_directory, ignore_errors=True)
     return True
 
