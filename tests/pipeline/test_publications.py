@@ -189,6 +189,29 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         replica.expect(pipeline, *everything)
 
 
+def test_a_copy_for_other_terms_waits_for_those_who_wrote_on_the_old_ones(
+    replica: Replica, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they wrote is sent, or not, as the filter was when they wrote it."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "CREATE PUBLICATION pub FOR TABLE t WHERE (id < 10)",
+    )
+    caplog.set_level("INFO", "penstock.pipeline.copier")
+
+    def copied_or_waiting() -> bool:
+        return _copies(replica.source, "t") == 2 or "waiting for transactions" in caplog.text
+
+    with replica.pipeline() as pipeline, database.connect() as writer:
+        pipeline.wait_until_ready(TIMEOUT)
+        with writer.transaction():
+            writer.execute("INSERT INTO t VALUES (11)")
+            replica.execute("ALTER PUBLICATION pub SET TABLE t WHERE (id > 10)")
+            wait_for(copied_or_waiting)
+        replica.expect(pipeline, "t: SELECT * FROM t WHERE id > 10")
+
+
 def _copies(source: Source, table: str) -> int:
     """How often a table was copied."""
     row = source.connection.execute("SELECT %s::regclass::oid", [table]).fetchone()

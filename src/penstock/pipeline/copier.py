@@ -91,8 +91,8 @@ class Copier:
     """Copies one table, once. `enter` stores a state, `keep` the terms that the copy was
     made on; `rows` counts rows as they come.
 
-    `published_before` says that the table was in the publication before the slot
-    existed, so that no transaction can be half inside the stream.
+    `before_slot` are the terms on which the table was published before the slot existed:
+    while they hold, no transaction can be half inside the stream.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Copier:
         self._rows = rows
         self.nulled = 0
 
-    def copy(self, *, published_before: bool, begun: bool) -> TableSchema:
+    def copy(self, before_slot: Terms | None = None, *, begun: bool = False) -> TableSchema:
         """Copy the table and record it as finished; its schema as it was copied.
 
         `begun` says that an earlier attempt got as far as `data_sync`.
@@ -128,9 +128,9 @@ class Copier:
         context.destination.drop_table_for_copy(self._table)
         context.store.prepare_table_state_for_copy(self._table.id)
         self._remove_leftovers()
-        if not (published_before and context.journal.reaches_back_to(self._table.id, ZERO_LSN)):
-            self._wait_for_writers()
-        copied = self._extract()
+        if not context.journal.reaches_back_to(self._table.id, ZERO_LSN):
+            before_slot = None
+        copied = self._extract(before_slot)
         # Killed here, the copy starts again with a new snapshot; the files are leftovers.
         failpoint("copy_extracted")
         self._write(copied)
@@ -170,9 +170,14 @@ class Copier:
         for directory in self._context.journal.copies_directory.glob(f"{self._table.id}-*"):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _wait_for_writers(self) -> None:
+    def _wait_for_writers(self, settled: Terms | None) -> Terms:
+        """The terms of now, when nobody writes who began to on others. On `settled` ones nobody
+        has to be waited for."""
         session = connect(self._context.config.pg_connection, f"{self._context.config.id}_copy")
         try:
+            terms = self._published(session).terms
+            if settled is not None and settled.send_the_same(terms):
+                return terms
             writers, log_at = Writers(session, self._table), time.monotonic()
             while left := writers.left():
                 if time.monotonic() >= log_at:
@@ -182,6 +187,7 @@ class Copier:
                     )
                     log_at = time.monotonic() + _WRITERS_LOG
                 self._pause(_WRITERS_POLL)
+            return terms
         finally:
             session.close()
 
@@ -189,18 +195,21 @@ class Copier:
         if self._context.stopping.wait(seconds):
             raise Interrupted
 
-    def _extract(self) -> Copied:
-        while (copied := self._extract_once()) is None:
+    def _extract(self, before_slot: Terms | None) -> Copied:
+        terms = self._wait_for_writers(before_slot)
+        while (copied := self._extract_once(terms)) is None:
             logger.info(
                 "table was altered, truncated or rewritten while it was copied, copying it again",
                 extra={"table": str(self._table.name)},
             )
             self._remove_leftovers()
             self._pause(0)
+            terms = self._wait_for_writers(terms)
         return copied
 
-    def _extract_once(self) -> Copied | None:
-        """The copied files; None where the snapshot's rows are not all in them."""
+    def _extract_once(self, terms: Terms) -> Copied | None:
+        """The copied files; None where the snapshot's rows are not all in them, or where the
+        table is published on other `terms` now than when its writers were waited for."""
         config = self._context.config
         copy_id = f"{self._table.id}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(3)}"
         directory = self._context.journal.copies_directory / copy_id
@@ -208,7 +217,9 @@ class Copier:
         with ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot:
             failpoint("snapshot_taken")
             barrier = end_of_record(snapshot.connection, snapshot.barrier)
-            published = self._published(snapshot)
+            published = self._published(snapshot.connection)
+            if not published.terms.send_the_same(terms):
+                return None
             columns = columns_fingerprint(snapshot.connection, published.schema)
             try:
                 read = self._read(snapshot, published, directory)
@@ -248,11 +259,11 @@ class Copier:
         while current_flush_lsn(session) < barrier:
             self._pause(_FLUSH_POLL)
 
-    def _published(self, snapshot: ExportedSnapshot) -> PublishedTable:
-        """The table as the snapshot sees it: it may have changed since it was found."""
+    def _published(self, session: Session) -> PublishedTable:
+        """The table as a session sees it: it may have changed since it was found."""
         config = self._context.config
         found = published_tables(
-            snapshot.connection, config.publication_name, config.column_types, self._table.id
+            session, config.publication_name, config.column_types, self._table.id
         )
         if not found:
             raise TableGone

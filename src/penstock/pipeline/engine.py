@@ -22,6 +22,7 @@ from penstock.pipeline.receiver_process import ReceiverProcess
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.source_watch import Membership, SourceWatch
+from penstock.postgres.terms import Terms
 from penstock.schema import TableId
 
 logger = logging.getLogger("penstock.pipeline")
@@ -77,12 +78,12 @@ class Engine:
         self.scheduler.set_membership(membership)
         self._retention.note_membership(_ids(membership), membership.as_of)
 
-    def _published_before_slot(self) -> frozenset[TableId]:
-        """Tables that are in the publication while there is no slot yet."""
+    def _published_before_slot(self) -> dict[TableId, Terms]:
+        """The terms of tables that are in the publication while there is no slot yet."""
         if not self._context.journal.empty:
-            return frozenset()
+            return {}
         membership = self.watch.membership()
-        return _ids(membership) if membership else frozenset()
+        return {table.schema.id: table.terms for table in membership.tables} if membership else {}
 
     def _wait_for_slot(self, check: Callable[[], None]) -> None:
         """Until the journal has its first manifest. Making a slot waits for running

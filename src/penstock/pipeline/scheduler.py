@@ -12,18 +12,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Event, RLock, Thread
+from types import MappingProxyType
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.failpoints import failpoint
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import forget_terms
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.terms import Terms
 from penstock.schema import TableId
 from penstock.states import Init
 
@@ -81,11 +84,11 @@ class Scheduler:
         self,
         membership: Membership,
         *,
-        before_slot: frozenset[TableId] = frozenset(),
+        before_slot: Mapping[TableId, Terms] = MappingProxyType({}),
     ) -> None:
         """Take in what the publication held.
 
-        `before_slot` are tables that were in it before the slot existed.
+        `before_slot` has the terms of tables that were in it before the slot existed.
         """
         found = {table.schema.id: table for table in membership.tables}
         store = self._context.store
@@ -93,7 +96,7 @@ class Scheduler:
             for table_id, entry in found.items():
                 known = self._tables.get(table_id)
                 if known is None:
-                    self._add(entry, membership, published_before=table_id in before_slot)
+                    self._add(entry, membership, before_slot.get(table_id))
                 elif known.leaving:
                     continue  # it left and came back; added when it is gone
                 else:
@@ -128,7 +131,7 @@ class Scheduler:
             self.wake()
 
     def _add(
-        self, entry: PublishedTable, membership: Membership, *, published_before: bool
+        self, entry: PublishedTable, membership: Membership, before_slot: Terms | None
     ) -> None:
         store, table_id = self._context.store, entry.schema.id
         state = store.get_table_state(table_id)
@@ -137,13 +140,14 @@ class Scheduler:
             store.update_table_state(table_id, state)
             logger.info("table found", extra={"table": str(entry.schema.name)})
         self._tables[table_id] = table = PipelineTable(
-            self._context, entry, state, self.wake, published_before=published_before
+            self._context, entry, state, self.wake, before_slot=before_slot
         )
         table.see(entry, membership)  # it may have changed while no pipeline ran
 
     def _forget(self, table_id: TableId, name: str) -> None:
         """A table left the publication. Its segments go at the next retirement."""
         self._context.store.delete_table_state(table_id)
+        failpoint("table_forgotten")
         forget_terms(self._context.journal, table_id)
         self._tables.pop(table_id, None)
         logger.info("table left the publication", extra={"table": name})

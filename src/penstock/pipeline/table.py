@@ -27,6 +27,7 @@ from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.terms import Terms
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.states import (
     DataSync,
@@ -51,7 +52,10 @@ class Job(StrEnum):
 
 
 class PipelineTable:
-    """A published table. `wake` tells the scheduler that there may be something to do."""
+    """A published table. `wake` tells the scheduler that there may be something to do.
+
+    `before_slot` are the terms on which it was published before the slot existed.
+    """
 
     def __init__(
         self,
@@ -60,11 +64,11 @@ class PipelineTable:
         state: StoredState,
         wake: Callable[[], None],
         *,
-        published_before: bool = False,
+        before_slot: Terms | None = None,
     ) -> None:
         self._context = context
         self._wake = wake
-        self._published_before = published_before
+        self._before_slot = before_slot
         self._session = context.spark.newSession()
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
@@ -255,12 +259,11 @@ class PipelineTable:
             self._context, self.published.schema, self._session, self.enter, keep, self.rows
         )
         state = self.state.interrupted if isinstance(self.state, Errored) else self.state
-        begun = isinstance(state, DataSync)
-        copier.copy(published_before=self._published_before, begun=begun)
+        copier.copy(self._before_slot, begun=isinstance(state, DataSync))
         self.nulled = copier.nulled
         # For another copy, who has written before the label of an enum was renamed, and
         # commits only now, is waited for: the stream has the old label.
-        self._published_before = False
+        self._before_slot = None
         self._succeeded()
 
     def _apply(self) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.postgres.connection import Session, server_version, translated
@@ -110,6 +110,10 @@ class Terms:
             if before != new.file and 0 not in (before, new.file):
                 refiled[oid] = new
         return refiled
+
+    def send_the_same(self, other: Terms) -> bool:
+        """Whether on both terms the same changes of the table's own are sent."""
+        return replace(self, partitions={}) == replace(other, partitions={})
 
     def to_json(self) -> dict[str, Any]:
         return {
