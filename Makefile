@@ -57,7 +57,7 @@ types: setup  ## check types, strictly, on src
 bench: check-java setup  ## measure, and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks $(ARGS)
 
-soak: check-java setup  ## the long tests, then a hundred kills, and write benchmarks/SOAK.md
+soak: check-java setup  ## the long tests, then 160 kills, and write benchmarks/SOAK.md
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m campaign
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 

@@ -50,6 +50,26 @@ def flush(writer: JournalWriter, end: int, *segments: list[tuple[int, int]]) -> 
     writer.append(Lsn(end), segments=tuple(refs))
 
 
+def test_a_journal_that_begins_anew_is_another_one(
+    writer: JournalWriter, archive: JournalArchive
+) -> None:
+    flush(writer, 30, [(10, 0)])
+    archive.follow()
+    writer.discard()
+    archive.follow()
+    anew = JournalWriter(writer.root)
+    anew.claim(JournalOwner(SLOT, "1", "db"))
+    archive.follow()
+    assert archive.end == Lsn(0)
+    anew.append(Lsn(50), start=Lsn(50))
+    flush(anew, 60, [(50, 0)])
+    archive.follow()
+    assert archive.end == Lsn(60)
+    assert archive.judge() == []
+    assert archive.changes == {"i": 2}
+    assert archive.journals == 2
+
+
 def test_a_sound_journal_has_no_problems_and_is_kept_when_it_is_retired(
     writer: JournalWriter, archive: JournalArchive
 ) -> None:

@@ -22,6 +22,7 @@ from threading import RLock
 
 from penstock.destinations.base import SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
+from penstock.failpoints import failpoint
 from penstock.journal.files import replace
 from penstock.journal.journal import Journal
 from penstock.pipeline.applier import RESYNC_HINT, Applier
@@ -51,7 +52,7 @@ class Standing:
     def __init__(self, context: PipelineContext, table_id: TableId) -> None:
         self._context = context
         self._table_id = table_id
-        self._file = _file(context.journal, table_id)
+        self._file = _file(context.journal.root, table_id)
         self._lock = RLock()
         self._kept: Terms | None = None
         self._kept_at = 0.0
@@ -85,6 +86,7 @@ class Standing:
         with self._lock:
             self._file.parent.mkdir(exist_ok=True)
             replace(self._file, json.dumps(terms.to_json()))
+            failpoint("terms_kept")
             self._kept, self._kept_at = terms, time.monotonic()
             self._broken = self._refiled = None
 
@@ -182,18 +184,26 @@ class Standing:
         return action is SchemaChangeAction.RESYNC
 
     def _load(self) -> Terms | None:
-        try:
-            text = self._file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        self._kept = Terms.from_json(json.loads(text))
+        self._kept = _load(self._file)
         return self._kept
+
+
+def kept_terms(journal: Path, table_id: TableId) -> Terms | None:
+    """The terms of a table's copy, as the journal at `journal` has them."""
+    return _load(_file(journal, table_id))
 
 
 def forget_terms(journal: Journal, table_id: TableId) -> None:
     """The table has left the publication."""
-    _file(journal, table_id).unlink(missing_ok=True)
+    _file(journal.root, table_id).unlink(missing_ok=True)
 
 
-def _file(journal: Journal, table_id: TableId) -> Path:
-    return journal.root / "terms" / f"{table_id.oid}.json"
+def _file(journal: Path, table_id: TableId) -> Path:
+    return journal / "terms" / f"{table_id.oid}.json"
+
+
+def _load(file: Path) -> Terms | None:
+    try:
+        return Terms.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -7,6 +7,8 @@ test should retain for some seconds what it could drop at once.)
 
 What must hold at every moment: manifests are contiguous, a change lies within
 its manifest's bounds and is there once, and the slot is never ahead of the journal.
+A journal that begins anew, because its slot was lost, is another one in the same place:
+each is claimed by a `journal.json` of its own.
 It reads the files itself rather than trusting the classes that wrote them.
 """
 
@@ -54,11 +56,13 @@ class JournalArchive:
         self._directory.mkdir(parents=True)
         self._dsn = dsn
         self._slot = slot
-        self._flushes: list[_Flush] = []
-        self._judged = 0
+        self._claim: tuple[int, int] | None = None
+        self._last: _Flush | None = None
+        self._unjudged: list[_Flush] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="journal-archive", daemon=True)
+        self.journals = 0
         self.problems: list[str] = []
         self.changes: Counter[str] = Counter()
 
@@ -85,13 +89,13 @@ class JournalArchive:
     def end(self) -> Lsn:
         """How far the journal reaches."""
         with self._lock:
-            return Lsn(self._flushes[-1].end if self._flushes else 0)
+            return Lsn(self._last.end if self._last else 0)
 
     def judge(self) -> list[str]:
         """Look into all segments that came since the last time; every problem so far."""
         self.follow()
         with self._lock:
-            fresh, self._judged = self._flushes[self._judged :], len(self._flushes)
+            fresh, self._unjudged = self._unjudged, []
         for flush in fresh:
             self._judge(flush)
         return self.problems
@@ -119,33 +123,47 @@ class JournalArchive:
     def follow(self) -> None:
         """Take in the manifests that are new."""
         with self._lock:
-            while True:
-                number = self._flushes[-1].number + 1 if self._flushes else 1
+            while (claim := self._claimed()) is not None:
+                if claim != self._claim:
+                    self._claim, self._last = claim, None
+                    self.journals += 1
+                number = self._last.number + 1 if self._last else 1
                 path = self._root / "manifests" / f"{number:010d}.json"
                 try:
                     data = json.loads(path.read_text())
                 except FileNotFoundError:
                     return
-                self._take(data)
+                if self._claimed() == claim:  # and not of a journal that has begun meanwhile
+                    self._take(data, path)
 
-    def _take(self, data: Mapping[str, Any]) -> None:
+    def _claimed(self) -> tuple[int, int] | None:
+        """Names the journal that is there."""
+        try:
+            found = (self._root / "journal.json").stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _take(self, data: Mapping[str, Any], path: Path) -> None:
         flush = _Flush(
             data["number"],
             Lsn.parse(data["start"]).value,
             Lsn.parse(data["end"]).value,
             tuple(data["segments"]),
         )
-        if self._flushes and flush.start != self._flushes[-1].end:
+        if self._last and flush.start != self._last.end:
             self.problems.append(
                 f"manifest {flush.number} starts at {Lsn(flush.start)}, but the one before it"
-                f" ended at {Lsn(self._flushes[-1].end)}"
+                f" ended at {Lsn(self._last.end)}"
             )
         for segment in flush.segments:
             try:
                 os.link(self._root / segment["path"], self._kept(segment))
             except FileNotFoundError:
-                self.problems.append(f"manifest {flush.number} names {segment['path']}: not there")
-        self._flushes.append(flush)
+                if path.exists():  # or the whole journal is being discarded
+                    self.problems.append(f"{path} names {segment['path']}: not there")
+        self._last = flush
+        self._unjudged.append(flush)
 
     def _kept(self, segment: Mapping[str, Any]) -> Path:
         return self._directory / str(segment["path"]).replace("/", "-")

@@ -70,9 +70,16 @@ class Comparison:
         return not (self.missing or self.surplus or self.different)
 
 
-def compare(connection: Connection[Any], table: TableName, mirror: DataFrame) -> Comparison:
-    """Compare a table with a DataFrame of its rows."""
-    source = SourceTable(connection, table)
+def compare(
+    connection: Connection[Any],
+    table: TableName,
+    mirror: DataFrame,
+    only: Collection[str] | None = None,
+    where: str | None = None,
+) -> Comparison:
+    """Compare a table, or `only` some columns of the rows `where` something holds, with a
+    DataFrame of them."""
+    source = SourceTable(connection, table, only, where)
     arrow = mirror.select(*[f"`{name}`" for name in source.columns]).toArrow()
     found = zip(*[column.to_pylist() for column in arrow.columns], strict=True)
     return compare_rows(table, source.rows(), source.keyed(found))
@@ -129,7 +136,7 @@ class SourceTable:
     ) -> None:
         self._connection = connection
         self._table = table
-        self._where = sql.SQL(f" WHERE {where}" if where else "")  # type: ignore[arg-type]
+        self._where = sql.SQL(f" WHERE {where}" if where else "")
         found = connection.execute(_COLUMNS, [table.quoted]).fetchall()
         if only is not None:
             found = [column for column in found if column[0] in only]

@@ -25,30 +25,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import yaml
-
 from penstock.destinations import DeltaDestination
 from penstock.journal.scribe import warm_up as compile_kernels
 from penstock.schema import Lsn, TableName
-from penstock.spark.session import SHORT_LIVED
 from penstock.testing import workload
 from penstock.testing.archive import JournalArchive
-from penstock.testing.comparison import Comparison, compare
-from penstock.testing.driver import DriverProcess
-from penstock.testing.kills import Kill, Life, Victim
+from penstock.testing.comparison import Comparison
+from penstock.testing.driver import CONFIG, DriverProcess, write_config
+from penstock.testing.hard_tables import TABLES
+from penstock.testing.kills import Kill, Life, SlotLoss, Victim
+from penstock.testing.outcome import compare_published, follows_publication
 from penstock.testing.postgres import EmbeddedPostgres
+from penstock.testing.publishing import lose_slot
 from penstock.testing.waiting import wait_for
-from penstock.testing.workload import PUBLICATION, TABLES, Workload
+from penstock.testing.workload import PUBLICATION, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DATABASE = "crash"
 _PIPELINE = "crash"
+_SLOT = f"penstock_{_PIPELINE}"
 _LIMIT_S = 400.0
-_RETAINED_S = 30.0
 _MOMENT = (3, 120)
-SPARK_SETTINGS = SHORT_LIVED | {"spark.driver.memory": "1g"}
 _SERVER_SETTINGS = {"deadlock_timeout": "100ms"}
 
 
@@ -64,9 +63,10 @@ class Campaign:
     """Everything that a campaign needs, started on entry and stopped on exit.
 
     The writers change all tables of the workload; `tables` are those that are
-    published, and `migrated` those of them that change their shape meanwhile. `tell`
-    gets a line for everything that happens. On success the directory is removed, on
-    failure the exception says where it is.
+    published, `migrated` those of them that change their shape meanwhile, and
+    `republished` those that are published on other terms. `recreate` has a slot that is
+    lost made again. `tell` gets a line for everything that happens. On success the
+    directory is removed, on failure the exception says where it is.
     """
 
     def __init__(
@@ -75,18 +75,23 @@ class Campaign:
         tell: Callable[[str], None] = print,
         tables: Sequence[TableName] = TABLES,
         migrated: Sequence[TableName] = (),
+        republished: Sequence[TableName] = (),
+        recreate: bool = False,
     ) -> None:
         self.seed = seed
         self._migrated = migrated
+        self._republished = republished
+        self._recreate = recreate
         self.tables = tables
         self.chance = random.Random(seed)
         self.kills: Counter[str] = Counter()
         self.transactions: Counter[str] = Counter()
+        self.slot_losses: Counter[SlotLoss] = Counter()
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-crash-"))
         self._tell = tell
         self._began = time.monotonic()
         self._server = EmbeddedPostgres(self.directory / "postgres", settings=_SERVER_SETTINGS)
-        self._driver = DriverProcess(self.directory / "crash.yaml", self.directory / "driver.log")
+        self._driver = DriverProcess(self.directory / CONFIG, self.directory / "driver.log")
         self._archive: JournalArchive | None = None
         self._workload: Workload | None = None
         self._deaths = 0
@@ -101,12 +106,10 @@ class Campaign:
             self._server.create_database(_DATABASE)
             with self._server.connect(_DATABASE) as connection:
                 workload.create(connection, self.tables)
-            self._write_config()
+            dsn = self._server.dsn(_DATABASE)
+            write_config(self.directory, _PIPELINE, dsn, PUBLICATION, recreate=self._recreate)
             self._archive = JournalArchive(
-                self.directory / "journal",
-                self.directory / "archive",
-                self._server.dsn(_DATABASE),
-                f"penstock_{_PIPELINE}",
+                self.directory / "journal", self.directory / "archive", dsn, _SLOT
             ).start()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -143,12 +146,17 @@ class Campaign:
         before = self._driver.mark
         stops = (kill for kill in life.kills if kill.victim is Victim.POSTGRES and kill.failpoint)
         self._pending = next(stops, None)
+        if life.slot_loss is SlotLoss.DOWN:
+            self._lose_slot(life.slot_loss)
         self._begin(life.failpoints)
         if before:
             # No receiver, no JVM and no worker outlives its driver for long.
             self._driver.wait_until_gone(before)
         try:
             self._rejoin(self._outside or life.rejoin)
+            if life.slot_loss is SlotLoss.RUNNING:
+                self._wait_for_moment()
+                self._lose_slot(life.slot_loss)
             for kill in life.kills:
                 self._perform(kill, last=kill is life.kills[-1])
         except _LifeOver:
@@ -161,6 +169,11 @@ class Campaign:
         self._say(f"a driver starts, with {failpoints or 'nothing'} armed")
         self._deaths = 0
         self._driver.start(failpoints)
+
+    def _lose_slot(self, when: SlotLoss) -> None:
+        lose_slot(self._server.dsn(_DATABASE), _SLOT)
+        self.slot_losses[when] += 1
+        self._say(f"the slot was dropped, {when}")
 
     def _perform(self, kill: Kill, *, last: bool) -> None:
         match kill.victim:
@@ -214,7 +227,10 @@ class Campaign:
     def _kill_driver(self, kill: Kill) -> None:
         if kill.failpoint is not None:
             with suppress(_LifeOver):
-                self._wait(lambda: False, f"the death of the {kill}")
+                what = f"the death of the {kill}"
+                self._wait(lambda: kill.starting and self._driver.status, what)
+                self._driver.kill()
+                kill = Kill(kill.victim)
         else:
             self._wait_for_moment()
             if kill.victim is Victim.MACHINE:
@@ -238,7 +254,7 @@ class Campaign:
 
     def _wait_for_moment(self) -> None:
         """Until the driver runs and the writers have done some more."""
-        self._wait(lambda: self._driver.status is not None, "the driver's first status")
+        self._wait(lambda: self._driver.status, "the driver's first status")
         assert self._workload is not None
         counts = self._workload.counts
         wanted = counts["committed"] + self.chance.randint(*_MOMENT)
@@ -299,16 +315,14 @@ class Campaign:
         self._rejoin(self._outside)
         position = self._mark_position()
         self._catch_up(position)
-        lake = DeltaDestination(self.directory / "lake")
         with self._server.connect(_DATABASE) as connection:
-            found = [
-                compare(connection, table, spark.read.format("delta").load(lake.path(table)))
-                for table in self.tables
-            ]
+            found, problems = compare_published(
+                connection, PUBLICATION, spark, DeltaDestination(self.directory / "lake")
+            )
         for each in found:
             self._say(f"{each.table}: {each.source_rows} rows, {'' if each.equal else 'NOT '}equal")
         assert self._archive is not None
-        problems = [str(each) for each in found if not each.equal] + self._archive.judge()
+        problems += self._archive.judge()
         problems += [f"{path} was left" for path in (self.directory / "journal/copies").glob("*")]
         if problems:
             raise CampaignFailed("; ".join(problems))
@@ -323,7 +337,10 @@ class Campaign:
         if self._workload is None:
             seed = self.chance.randrange(2**32)
             self._workload = Workload(
-                self._server.dsn(_DATABASE), seed=seed, migrated=self._migrated
+                self._server.dsn(_DATABASE),
+                seed=seed,
+                migrated=self._migrated,
+                republished=self._republished,
             ).start()
 
     def _rest(self) -> None:
@@ -352,30 +369,26 @@ class Campaign:
             )
 
         try:
-            self._wait(caught_up, f"every table to reach {position}")
+            what = f"every table to reach {position}"
+            self._wait(lambda: caught_up() and self._follows_publication(), what)
+            for _ in range(2):
+                # The first may be older than the terms that were found to be followed.
+                self._driver.status = None
+                self._wait(caught_up, what)
         except _LifeOver:
             code = self._driver.exit_code
             raise CampaignFailed(f"the driver ended with {code} while it caught up") from None
 
-    # The surroundings.
-
-    def _write_config(self) -> None:
-        config = {
-            "id": _PIPELINE,
-            "publication_name": PUBLICATION,
-            "pg_connection": {"uri": self._server.dsn(_DATABASE)},
-            # Large, so that a backlog takes few batches, which are slow in a young JVM.
-            "batch": {"max_fill_ms": 1500, "max_bytes": 8 * 1024 * 1024},
-            "journal": {
-                "location": str(self.directory / "journal"),
-                "retention_hours": _RETAINED_S / 3600,
-            },
-            "table_error_retry_delay_ms": 200,
-            "store": {"url": f"sqlite:///{self.directory}/store.db"},
-            "destination": {"root": str(self.directory / "lake")},
-            "spark": {"master": "local[2]", "config": dict(SPARK_SETTINGS)},
-        }
-        (self.directory / "crash.yaml").write_text(yaml.safe_dump(config))
+    def _follows_publication(self) -> bool:
+        """Whether the pipeline has those tables that are published, on the terms of now."""
+        status = self._driver.status or {"tables": []}
+        with self._server.connect(_DATABASE) as connection:
+            return follows_publication(
+                {table["name"] for table in status["tables"]},
+                connection,
+                PUBLICATION,
+                self.directory / "journal",
+            )
 
     def _say(self, what: str) -> None:
         self._tell(f"{time.monotonic() - self._began:7.1f} s  {what}")

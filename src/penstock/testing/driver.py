@@ -21,14 +21,52 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
+from penstock.spark.session import SHORT_LIVED
 from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for
 
 Status = dict[str, Any]
 
+CONFIG = "pipeline.yaml"
+# A driver that lives for half a minute spends a third of its processor time on compiling
+# code that is generated for one small batch.
+SPARK_SETTINGS = SHORT_LIVED | {
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 _MARK = "PENSTOCK_TEST_LIFE"
 _GONE_S = 60.0
+_RETAINED_S = 30.0
+
+
+def write_config(
+    directory: Path, pipeline: str, dsn: str, publication: str, *, recreate: bool
+) -> None:
+    """Configure a pipeline that has everything of its own in `directory`.
+
+    `recreate` has a slot that is lost made again.
+    """
+    config = {
+        "id": pipeline,
+        "publication_name": publication,
+        "pg_connection": {"uri": dsn},
+        # Large, so that a backlog takes few batches, which are slow in a young JVM.
+        "batch": {"max_fill_ms": 1500, "max_bytes": 8 * 1024 * 1024},
+        "journal": {
+            "location": str(directory / "journal"),
+            "retention_hours": _RETAINED_S / 3600,
+        },
+        "table_error_retry_delay_ms": 200,
+        "invalidated_slot_behavior": "recreate" if recreate else "error",
+        "store": {"url": f"sqlite:///{directory}/store.db"},
+        "destination": {"root": str(directory / "lake")},
+        "spark": {"master": "local[2]", "config": SPARK_SETTINGS},
+    }
+    (directory / CONFIG).write_text(yaml.safe_dump(config))
 
 
 class DriverProcess:
@@ -154,9 +192,12 @@ class DriverProcess:
         return None
 
     def kill_receiver(self) -> bool:
-        """SIGKILL the receiver, if there is one just now."""
+        """SIGKILL the receiver, if one streams just now.
+
+        One that dies again and again before it does is a failure that a pipeline gives up on.
+        """
         pid = self.receiver_pid
-        if pid is None:
+        if pid is None or self.status is None or self.status["receiver"]["state"] != "streaming":
             return False
         try:
             os.kill(pid, signal.SIGKILL)

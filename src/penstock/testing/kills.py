@@ -15,6 +15,13 @@ from enum import StrEnum
 from penstock.schema import TableName
 
 
+class SlotLoss(StrEnum):
+    """When a slot is dropped: before its driver starts, or under its receiver's hands."""
+
+    DOWN = "down"
+    RUNNING = "running"
+
+
 class Victim(StrEnum):
     RECEIVER = "receiver"
     DRIVER = "driver"
@@ -24,11 +31,16 @@ class Victim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Who dies, and where: at the given passage of a failpoint, or at some moment."""
+    """Who dies, and where: at the given passage of a failpoint, or at some moment.
+
+    `starting` says that a driver comes to the failpoint while it starts or not at all,
+    because it finds that done already; then it dies as soon as it has started.
+    """
 
     victim: Victim
     failpoint: str | None = None
     passage: int = 1
+    starting: bool = False
 
     @property
     def armed(self) -> str | None:
@@ -50,11 +62,12 @@ class Life:
     only one of Postgres's at any.
 
     `rejoin` names a table that leaves the publication and comes back, so that
-    it is copied again.
+    it is copied again. `slot_loss` comes before the kills, and has all tables copied again.
     """
 
     kills: tuple[Kill, ...]
     rejoin: TableName | None = None
+    slot_loss: SlotLoss | None = None
 
     @property
     def failpoints(self) -> str:
