@@ -128,6 +128,11 @@ StoredState = Init | DataSync | FinishedCopy | SyncDone | Ready | Errored
 TableState = StoredState | Catchup
 
 
+def stage_of(state: StoredState) -> StoredState:
+    """How far a table is: its state, or the one that an error has interrupted."""
+    return stage_of(state.interrupted) if isinstance(state, Errored) else state
+
+
 def copy_id_of(state: StoredState | None) -> str | None:
     """The copy that a table's rows at the destination stem from, once there is one."""
     match state:

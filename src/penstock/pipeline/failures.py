@@ -21,7 +21,8 @@ import psycopg
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import translate
-from penstock.states import MANUAL, Errored, RetryPolicy, StoredState
+from penstock.schema import Lsn
+from penstock.states import MANUAL, Errored, Init, RetryPolicy, StoredState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,18 @@ def errored(
     at = datetime.now(UTC) + timedelta(milliseconds=_delay_ms(attempts, config))
     return Errored(
         failure.reason, failure.solution, RetryPolicy("timed", at), interrupted, attempts
+    )
+
+
+def without_changes(state: Errored, end: Lsn) -> Errored:
+    """The state of a table that was set aside for so long that its changes were given up."""
+    return Errored(
+        f"{state.reason}; its changes up to {end} were dropped, because they took more"
+        " than journal.max_table_bytes",
+        f"{state.solution}; when it is retried, the table is copied again",
+        state.retry,
+        Init(),
+        state.attempts,
     )
 
 

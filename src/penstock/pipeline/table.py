@@ -21,7 +21,7 @@ from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
-from penstock.pipeline.failures import errored, failure_of, require_spark
+from penstock.pipeline.failures import errored, failure_of, require_spark, without_changes
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
@@ -37,8 +37,9 @@ from penstock.states import (
     Ready,
     StoredState,
     SyncDone,
+    stage_of,
 )
-from penstock.stores.base import MetadataStatus
+from penstock.stores.base import schema_at_destination
 
 logger = logging.getLogger("penstock.pipeline.table")
 
@@ -96,8 +97,7 @@ class PipelineTable:
     @property
     def place(self) -> TableName:
         """Where at the destination it writes: when it was renamed, its old place until a copy."""
-        state = self.state.interrupted if isinstance(self.state, Errored) else self.state
-        copied = isinstance(state, FinishedCopy | SyncDone | Ready)
+        copied = isinstance(stage_of(self.state), FinishedCopy | SyncDone | Ready)
         return (self._there() if copied else self.published.schema).name
 
     # What the scheduler and the status ask.
@@ -107,10 +107,9 @@ class PipelineTable:
         if self.job is not None or self.leaving:
             return None
         state = self.state
-        if isinstance(state, Errored):
-            if not _due(state):
-                return None
-            state = state.interrupted
+        if isinstance(state, Errored) and not _due(state):
+            return None
+        state = stage_of(state)
         if isinstance(state, Init | DataSync):
             return Job.COPY
         if isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at):
@@ -230,16 +229,7 @@ class PipelineTable:
         if not isinstance(state.interrupted, Init):
             # The state first: killed before the segments go, it only says too early
             # that they are gone. The other way round the gap would be silent.
-            self.enter(
-                Errored(
-                    f"{state.reason}; its changes up to {end} were dropped, because they took more"
-                    " than journal.max_table_bytes",
-                    f"{state.solution}; when it is retried, the table is copied again",
-                    state.retry,
-                    Init(),
-                    state.attempts,
-                )
-            )
+            self.enter(without_changes(state, end))
             self._forget_applier()
         self._context.journal.retire({self.id: end})
 
@@ -258,8 +248,7 @@ class PipelineTable:
         copier = Copier(
             self._context, self.published.schema, self._session, self.enter, keep, self.rows
         )
-        state = self.state.interrupted if isinstance(self.state, Errored) else self.state
-        copier.copy(self._before_slot, begun=isinstance(state, DataSync))
+        copier.copy(self._before_slot, begun=isinstance(stage_of(self.state), DataSync))
         self.nulled = copier.nulled
         # For another copy, who has written before the label of an enum was renamed, and
         # commits only now, is waited for: the stream has the old label.
@@ -346,18 +335,7 @@ class PipelineTable:
         return applier.schema if applier else self._stored_schema()
 
     def _stored_schema(self) -> TableSchema:
-        """The version that the destination has."""
-        store = self._context.store
-        metadata = store.get_destination_table_metadata(self.id)
-        if metadata is not None:
-            version = metadata.snapshot_id
-            if metadata.status is MetadataStatus.APPLYING:
-                # A change was under way when we died; it is asked for again.
-                version = Lsn(version.value - 1)
-            schema = store.get_table_schema(self.id, version)
-            if schema is not None:
-                return schema
-        return self.published.schema
+        return schema_at_destination(self._context.store, self.id) or self.published.schema
 
     def _maintain(self) -> None:
         applier = self._applier
@@ -385,10 +363,9 @@ class PipelineTable:
             return
         if failure.kind is ErrorKind.INTERNAL:
             require_spark(self._context.spark)
-        interrupted = self.state.interrupted if isinstance(self.state, Errored) else self.state
         self._attempts += 1
         self._forget_applier()
-        state = errored(failure, interrupted, self._attempts, self._context.config)
+        state = errored(failure, stage_of(self.state), self._attempts, self._context.config)
         self.enter(state)
         logger.error(
             "table set aside",

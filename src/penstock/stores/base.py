@@ -216,3 +216,15 @@ class PipelineStore(DestinationStore, TableStateLifecycleStore, ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def schema_at_destination(store: PipelineStore, table_id: TableId) -> TableSchema | None:
+    """The version of a table's schema that the destination has, once there is one."""
+    metadata = store.get_destination_table_metadata(table_id)
+    if metadata is None:
+        return None
+    version = metadata.snapshot_id
+    if metadata.status is MetadataStatus.APPLYING:
+        # A change was under way when we died; it is asked for again.
+        version = Lsn(version.value - 1)
+    return store.get_table_schema(table_id, version)
