@@ -71,6 +71,7 @@ RETYPES = {
     "cidr": ("inet", "text"),
     "integer[]": ("text[]",),
 }
+EASY = ("smallint", "integer", "real", "numeric(6,2)", "date", "text")
 VOLATILE = {
     "timestamp with time zone": "clock_timestamp()",
     "double precision": "random()",
@@ -113,6 +114,10 @@ class Column:
         if self.key and self.type in ("smallint", "integer", "bigint"):
             return str(chance.randrange(KEYS))
         return literal(self.type, chance) if self.key or chance.random() < 0.85 else "NULL"
+
+
+def any_type(chance: Chance) -> str:
+    return chance.choice(EASY if chance.random() < 0.4 else list(TYPES))
 
 
 def literal(type_name: str, chance: Chance) -> str:
@@ -160,7 +165,7 @@ def altered_tables() -> st.SearchStrategy[AlteredTable]:
         AlteredTable,
         st.just(TableName("", "")),
         st.sampled_from(SHAPES),
-        st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=4).map(tuple),
+        st.lists(st.sampled_from((*EASY, *TYPES)), min_size=1, max_size=4).map(tuple),
     )
 
 
@@ -291,7 +296,7 @@ class Alterations(Schedule):
         )
 
     def _add(self, columns: list[Column], chance: Chance) -> str:
-        name, kind = self._name(columns, chance), chance.choice(list(TYPES))
+        name, kind = self._name(columns, chance), any_type(chance)
         match chance.choice(["plain", "constant", "constant", "not null", "volatile", "generated"]):
             case "constant":
                 return f"ADD {name} {kind} DEFAULT {literal(kind, chance)}"
@@ -310,7 +315,9 @@ class Alterations(Schedule):
         cast = RETYPES.get(column.type, ("text",))
         match chance.choice(["cast", "cast", "text", "other", "same"]):
             case "cast":
-                return f"ALTER {column.quoted} TYPE {chance.choice(cast)}"
+                # The first is the one that can be followed in place.
+                kind = cast[0] if chance.random() < 0.5 else chance.choice(cast)
+                return f"ALTER {column.quoted} TYPE {kind}"
             case "text":
                 kind = chance.choice(list(TYPES))
                 return f"ALTER {column.quoted} TYPE {kind} USING {column.quoted}::text::{kind}"

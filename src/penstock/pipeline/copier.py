@@ -36,7 +36,7 @@ from penstock.pipeline.rates import Meter
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
-from penstock.postgres.copy_targets import columns_fingerprint, copy_targets, rewritten
+from penstock.postgres.copy_targets import copy_targets, fingerprint, rewritten
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
@@ -220,16 +220,16 @@ class Copier:
             published = self._published(snapshot.connection)
             if not published.terms.send_the_same(terms):
                 return None
-            columns = columns_fingerprint(snapshot.connection, published.schema)
+            before = fingerprint(snapshot.connection, published.schema)
             try:
                 read = self._read(snapshot, published, directory)
             except PenstockError:
-                if self._columns_now() == columns:
+                if self._fingerprint() == before:
                     raise
                 return None
-            # Rows are the snapshot's, but whoever reads them goes by the columns of now: under
-            # a name may be another column since.
-            if rewritten(snapshot.connection, published.schema) or self._columns_now() != columns:
+            # Rows are the snapshot's, but whoever reads them goes by the names of now: under
+            # a name may be another column since, or another table.
+            if rewritten(snapshot.connection, published.schema) or self._fingerprint() != before:
                 return None
             self._wait_for_durability(snapshot.connection, barrier)
         finished = FinishedCopy(copy_id, snapshot.visible, barrier)
@@ -243,9 +243,9 @@ class Copier:
             read.nulled,
         )
 
-    def _columns_now(self) -> str | None:
+    def _fingerprint(self) -> str | None:
         with connect(self._context.config.pg_connection, f"{self._context.config.id}_copy") as now:
-            return columns_fingerprint(now, self._table)
+            return fingerprint(now, self._table)
 
     def _wait_for_durability(self, session: Session, barrier: Lsn) -> None:
         """Until the source itself cannot lose what the snapshot saw.

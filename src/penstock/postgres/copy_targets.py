@@ -77,17 +77,24 @@ def rewritten(session: Session, table: TableSchema) -> bool:
     return row is None or bool(row[0])
 
 
-def columns_fingerprint(session: Session, table: TableSchema) -> str | None:
-    """Tells whether the table's columns, or a partition's, have been altered in between;
-    None for a table that is gone.
+def fingerprint(session: Session, table: TableSchema) -> str | None:
+    """Tells whether the table's columns, or a partition's, have been altered in between, or
+    whether one of them has got another name; None for a table that is gone.
 
     By the row versions of the catalog, so that a change that was changed back shows too.
+    Names count because rows are read by them: another table may have one by now.
     """
     query = f"""
-        SELECT md5(string_agg(format('%s %s %s', attrelid, attnum, xmin), ',' ORDER BY attrelid,
-                              attnum))
-        FROM pg_attribute WHERE attnum > 0 AND attrelid IN ({_PARTS})
-    """.replace("%s %s %s", "%%s %%s %%s")
+        WITH own(oid) AS ({_PARTS})
+        SELECT md5(string_agg(fact, ',' ORDER BY fact))
+        FROM (
+            SELECT format('%s %s %s', attrelid, attnum, a.xmin) AS fact
+            FROM pg_attribute a JOIN own ON own.oid = a.attrelid WHERE attnum > 0
+            UNION ALL
+            SELECT format('%s %s.%s', c.oid, n.nspname, c.relname)
+            FROM pg_class c JOIN own USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+        ) facts
+    """.replace("%s", "%%s")
     with translated("reading the table's columns", table.name):
         row = session.execute(query.encode(), {"oid": table.id.oid}).fetchone()
     return row[0] if row else None

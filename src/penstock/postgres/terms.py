@@ -18,7 +18,9 @@ way in which they belong to a published table:
   loses an attribute: these are stored as numbers, and put into words when they are read.
 
 So the terms of a copy are kept, and compared with those that the catalog shows
-later. Where they are broken only another copy helps.
+later. Where they are broken only another copy helps. What came and went between two
+looks leaves no trace in one case: a partition that was made or attached, got rows, and
+was dropped or detached. Its root's table keeps them.
 """
 
 from __future__ import annotations
