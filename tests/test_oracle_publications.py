@@ -62,6 +62,7 @@ class Trial:
                         case "receive":
                             self._replica.receive()
                         case "restart":
+                            trial.commit_all()  # a table that is locked is a reason not to start
                             self._replica.restart()
                         case "settle":
                             trial.commit_all()
