@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from penstock.schema import TableName
+from penstock.schema import TableId, TableName
 from tests.conftest import Database
 from tests.oracle.published import published
 from tests.oracle.replica import PUBLICATION, Replica, replica
@@ -49,7 +49,7 @@ class Trial:
         number = next(_numbers)
         self._replica = replica
         self._world = World(f"near_{number}", f"far_{number}", PUBLICATION)
-        self._arrived: set[TableName] = set()
+        self._arrived: dict[TableId, TableName] = {}
         self.log: list[str] = []
 
     def run(self, schedule: list[Step]) -> None:
@@ -97,7 +97,10 @@ class Trial:
                 known = {TableName(*t.name.split(".")) for t in replica.pipeline.status().tables}
                 if known != names:
                     return f"the pipeline has {known - names}, and lacks {names - known}"
-                if lost := {name for name in self._arrived if not replica.destination.types(name)}:
+                holds = replica.destination.holds
+                if lost := [
+                    name for place, name in self._arrived.items() if not holds(place, name)
+                ]:
                     return f"{lost} left the destination"
                 for table in tables:
                     found = table.difference(connection, replica.destination)
@@ -106,7 +109,7 @@ class Trial:
                 return None
 
             replica.expect(difference, *names)
-            self._arrived |= names
+            self._arrived |= {table.id: table.name for table in tables}
 
 
 def prepare(database: Database) -> None:

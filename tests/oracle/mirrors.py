@@ -15,7 +15,7 @@ from penstock.destinations import DeltaDestination, MemoryDestination
 from penstock.destinations.base import SchemaChange, SchemaChangeAction
 from penstock.destinations.delta.alteration import Alteration, plan
 from penstock.postgres.types import spark_type
-from penstock.schema import TableName, ValueKind
+from penstock.schema import TableId, TableName, ValueKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,6 +29,10 @@ class Mirror(Protocol):
 
     def rows(self, name: TableName) -> list[dict[str, Any]]: ...
 
+    def holds(self, table_id: TableId, name: TableName) -> bool:
+        """Whether the table is there; or another one, which has its name by now."""
+        ...
+
 
 class DeltaMirror(DeltaDestination):
     """Tables in a lake, read by a session that knows nothing of who wrote them."""
@@ -39,6 +43,9 @@ class DeltaMirror(DeltaDestination):
     def rows(self, name: TableName) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._frame(name).toArrow().to_pylist()
         return found
+
+    def holds(self, table_id: TableId, name: TableName) -> bool:
+        return bool(self.types(name))
 
     def _frame(self, name: TableName) -> DataFrame:
         from pyspark.sql import SparkSession
@@ -58,6 +65,10 @@ class InPlaceDestination(MemoryDestination):
         with self._lock:
             table = self._named(name)
             return {c.name: spark_type(c.type) for c in table.schema.columns} if table else {}
+
+    def holds(self, table_id: TableId, name: TableName) -> bool:
+        with self._lock:
+            return table_id in self._tables or self._named(name) is not None
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
         if super().change_schema(change) is SchemaChangeAction.CONTINUE:

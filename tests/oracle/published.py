@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.schema import TableName
+from penstock.schema import TableId, TableName
 from penstock.testing.comparison import SourceTable, compare_rows
 from tests.oracle.altered import TYPES
 from tests.oracle.mirrors import Mirror
@@ -17,13 +17,13 @@ Connection = psycopg.Connection[Any]
 # Generated columns are sent since version 18, and only where the view lists them.
 _PUBLISHED = """
     SELECT p.schemaname, p.tablename, p.rowfilter, array_agg(a.attname::text),
-           array_agg(format_type(a.atttypid, a.atttypmod))
+           array_agg(format_type(a.atttypid, a.atttypmod)), a.attrelid
     FROM pg_publication_tables p
     JOIN pg_attribute a ON a.attrelid = format('%%I.%%I', p.schemaname, p.tablename)::regclass
      AND a.attname = ANY(p.attnames)
      AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
     WHERE p.pubname = %s
-    GROUP BY 1, 2, 3
+    GROUP BY 1, 2, 3, a.attrelid
 """
 
 
@@ -34,6 +34,7 @@ class Published:
     name: TableName
     row_filter: str | None
     columns: dict[str, str]
+    id: TableId
 
     def difference(self, connection: Connection, there: Mirror) -> str | None:
         """How the destination differs; None where it does not."""
@@ -49,6 +50,11 @@ class Published:
 def published(connection: Connection, publication: str) -> list[Published]:
     rows = connection.execute(_PUBLISHED, [publication]).fetchall()
     return [
-        Published(TableName(schema, name), row_filter, dict(zip(names, types, strict=True)))
-        for schema, name, row_filter, names, types in rows
+        Published(
+            TableName(schema, name),
+            row_filter,
+            dict(zip(names, types, strict=True)),
+            TableId(oid),
+        )
+        for schema, name, row_filter, names, types, oid in rows
     ]
