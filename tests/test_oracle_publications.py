@@ -134,8 +134,8 @@ def try_out(running: Replica, count: int, strategy: st.SearchStrategy[Any]) -> N
 @pytest.mark.parametrize(
     ("version", "announced", "count", "restarts"),
     [
-        pytest.param("database", True, 3, False, id="18-announced"),
-        pytest.param("older_database", False, 3, False, id="16-guessed"),
+        pytest.param("database", True, 2, False, id="18-announced"),
+        pytest.param("older_database", False, 2, False, id="16-guessed"),
         *(
             pytest.param(
                 version,
