@@ -347,6 +347,7 @@ def test_the_sqlstate_decides(session: Session) -> None:
         "DO $$BEGIN RAISE SQLSTATE '57P03'; END$$": ErrorKind.SOURCE_CONNECTION,
         "DO $$BEGIN RAISE SQLSTATE '58P01'; END$$": ErrorKind.SOURCE_SLOT,
         "DO $$BEGIN RAISE SQLSTATE '28000'; END$$": ErrorKind.SOURCE_AUTHENTICATION,
+        "DO $$BEGIN RAISE SQLSTATE 'XX000'; END$$": ErrorKind.SOURCE_SNAPSHOT,
         "SELECT nonsense(": ErrorKind.INTERNAL,
     }
     assert {statement: failure(session, statement).kind for statement in expected} == expected

@@ -361,6 +361,9 @@ def _meaning(error: psycopg.Error, state: str, said: str) -> tuple[ErrorKind, st
             return ErrorKind.SOURCE_SNAPSHOT, "the copy starts again with a new snapshot"
         case _, "42704" | "55000" | "0A000":
             return ErrorKind.SOURCE_CONFIGURATION, "`penstock doctor` names what is missing"
+        case _, "XX000":
+            # So a catalog function says that a relation was dropped under it.
+            return ErrorKind.SOURCE_SNAPSHOT, _WAIT
         case (("08" | "40" | "53" | "57"), _):
             return ErrorKind.SOURCE_CONNECTION, _WAIT
         case _, "55P03" | "25P03" | "25P04":
