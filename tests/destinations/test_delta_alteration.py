@@ -77,7 +77,9 @@ def changed(
     """To these columns, with values of new ones in older rows."""
     numbers = {c.name: c.number for c in columns}
     texts = tuple((numbers[name], text) for name, text in fills.items())
-    note = DdlNote(7, rewritten, recast=True, fills=texts)
+    types = {c.number: c.type for c in old.columns}
+    recast = any(types.get(c.number, c.type) != c.type for c in columns)
+    note = DdlNote(7, rewritten, recast=recast, fills=texts)
     return SchemaChange(old, replace(old, columns=(ID, *columns), note=note))
 
 
