@@ -18,8 +18,10 @@ import pytest
 
 from penstock import PgConnection, Pipeline, PipelineConfig
 from penstock.config import BatchConfig, JournalConfig
+from penstock.errors import ErrorKind
 from penstock.pipeline import source_watch
 from penstock.pipeline.source_watch import Membership, SourceWatch
+from penstock.postgres.preflight import Severity, preflight
 from penstock.schema import Lsn, TableName
 from penstock.states import Errored
 from penstock.stores import MemoryStore
@@ -82,7 +84,11 @@ class Replica:
         self.pipeline.wait_until_ready(_PATIENCE_S)
 
     def restart(self) -> None:
-        """Another pipeline after this one, over the same journal and store."""
+        """Another pipeline after this one, over the same journal and store; not while one
+        would refuse to start (a table has lost its key, say)."""
+        errors = [each for each in preflight(self.config) if each.severity is Severity.ERROR]
+        if any(each.kind is not ErrorKind.SOURCE_SLOT for each in errors):  # it is in use by us
+            return
         self.pipeline.shutdown()
         self.pipeline = self._new()
         self.pipeline.start()
