@@ -158,6 +158,26 @@ def test_partitions_hear_of_what_their_parent_goes_through(
     assert retyped.note.rewritten
 
 
+def test_a_root_tells_what_rows_of_its_partitions_show_in_a_new_column(
+    database: Database, receiver: StartReceiver
+) -> None:
+    with database.connect() as connection:
+        install(connection)
+        connection.execute("CREATE TABLE t (id int, v int) PARTITION BY LIST (id)")
+        connection.execute("CREATE TABLE inner_t PARTITION OF t DEFAULT PARTITION BY LIST (v)")
+        connection.execute("CREATE TABLE leaf (gone int, v int, id int)")
+        connection.execute("ALTER TABLE leaf DROP gone")
+        connection.execute("ALTER TABLE inner_t ATTACH PARTITION leaf FOR VALUES IN (1)")
+        connection.execute(
+            "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
+    table = Table(receiver())
+    (added,) = table.alter("ALTER TABLE t ADD d numeric(6,2) DEFAULT 12.5, ADD e int")
+    assert added.note is not None
+    assert added.note.fills == ((3, "12.50"),)
+    assert not added.note.rewritten
+
+
 def test_a_restarted_receiver_names_no_version_twice(table: Table) -> None:
     table.alter("ALTER TABLE t RENAME v TO n", "INSERT INTO t (id) VALUES (1)")
     table.running.stop()

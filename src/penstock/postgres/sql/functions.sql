@@ -50,13 +50,24 @@ BEGIN
                     'type_name', format_type(a.atttypid, a.atttypmod),
                     'nullable', NOT a.attnotnull,
                     'generated', a.attgenerated <> '',
-                    'filled', a.atthasmissing,
+                    'filled', missing.texts IS NOT NULL,
                     -- What rows from before the column show in it. It comes as an
                     -- array of one; text[] takes it apart where commas part elements.
-                    'fill', CASE WHEN a.atthasmissing AND t.typdelim = ','
-                                 THEN (a.attmissingval::text::text[])[1] END)
+                    'fill', CASE WHEN cardinality(missing.texts) = 1 AND t.typdelim = ','
+                                 THEN (missing.texts[1]::text[])[1] END)
                     ORDER BY a.attnum)
                 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                -- A partitioned table has no rows; its partitions know of theirs.
+                CROSS JOIN LATERAL (
+                    WITH RECURSIVE holders(oid) AS (
+                        SELECT c.oid
+                        UNION
+                        SELECT i.inhrelid FROM holders JOIN pg_inherits i
+                            ON i.inhparent = holders.oid WHERE c.relkind = 'p')
+                    SELECT array_agg(DISTINCT h.attmissingval::text) AS texts
+                    FROM holders JOIN pg_attribute h
+                        ON h.attrelid = holders.oid AND h.attname = a.attname
+                    WHERE h.atthasmissing) AS missing
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
         FROM touched
         JOIN pg_class c ON c.oid = touched.oid
