@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
+from functools import cache
 from importlib.resources import files
 
 from penstock.postgres.connection import Session, translated
-
-VERSION = 1
-"""Of what the SQL files make. Raise it with every change to them."""
 
 _TRIGGERS = ("penstock_announce_columns", "penstock_announce_rewrite")
 
@@ -26,11 +25,18 @@ def functions_sql() -> str:
 
 def triggers_sql() -> str:
     """What a superuser has to run, after the functions are there."""
-    return _read("triggers").replace("{version}", str(VERSION))
+    return _read("triggers").replace("{version}", _version())
 
 
 def uninstall_sql() -> str:
     return _read("uninstall")
+
+
+@cache
+def _version() -> str:
+    """Of what the SQL files make: another one with every change to them."""
+    made = _read("functions") + _read("triggers")
+    return hashlib.sha256(made.encode()).hexdigest()[:12]
 
 
 def trigger_state(session: Session) -> TriggerState:
@@ -44,7 +50,9 @@ def trigger_state(session: Session) -> TriggerState:
         row = session.execute(query, [list(_TRIGGERS), len(_TRIGGERS)]).fetchone()
     if row is None:
         return TriggerState.MISSING
-    return TriggerState.CURRENT if row[0] == f"penstock {VERSION}" else TriggerState.OTHER_VERSION
+    return (
+        TriggerState.CURRENT if row[0] == f"penstock {_version()}" else TriggerState.OTHER_VERSION
+    )
 
 
 def may_make_triggers(session: Session) -> bool:
