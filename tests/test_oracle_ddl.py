@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 
 from penstock.schema import TableName
@@ -30,6 +30,7 @@ from tests.oracle.mirrors import DeltaMirror
 from tests.oracle.published import published
 from tests.oracle.replica import PUBLICATION, Replica, replica
 from tests.oracle.sessions import Step, opened, steps
+from tests.oracle.variants import Variant, try_out, variants
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,13 +39,6 @@ SCHEMA = "altered"
 SESSIONS = 3
 LONGEST = 40
 _numbers = itertools.count(1)
-
-fixed = settings(
-    derandomize=True,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
 
 def examples(*, announced: bool, restarts: bool) -> st.SearchStrategy[Any]:
@@ -115,48 +109,23 @@ def prepare(database: Database) -> None:
         )
 
 
-def try_out(running: Replica, count: int, strategy: st.SearchStrategy[Any]) -> None:
-    @settings(fixed, max_examples=count)
-    @given(strategy)
-    def tried(example: tuple[AlteredTable, list[Step]]) -> None:
+def run_all(running: Replica, count: int, strategy: st.SearchStrategy[Any]) -> None:
+    def run(example: tuple[AlteredTable, list[Step]]) -> None:
         table, schedule = example
         Trial(running, table).run(schedule)
 
-    tried()
+    try_out(count, strategy, run)
 
 
-@pytest.mark.parametrize(
-    ("version", "announced", "count", "restarts"),
-    [
-        pytest.param("database", True, 5, False, id="18-announced"),
-        pytest.param("older_database", False, 3, False, id="16-guessed"),
-        *(
-            pytest.param(
-                version,
-                announced,
-                100,
-                True,
-                id=f"long-{version}-{announced}",
-                marks=pytest.mark.campaign,
-            )
-            for version in ("database", "older_database")
-            for announced in (True, False)
-        ),
-    ],
-)
+@variants(newest=5, older=3, long=100)
 def test_altered_tables_equal_the_source(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    tmp_path: Path,
-    version: str,
-    announced: bool,
-    count: int,
-    restarts: bool,
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, variant: Variant
 ) -> None:
-    database: Database = request.getfixturevalue(version)
+    database: Database = request.getfixturevalue(variant.database)
     prepare(database)
-    with replica(database, spark, tmp_path, announced=announced) as running:
-        try_out(running, count, examples(announced=announced, restarts=restarts))
+    with replica(database, spark, tmp_path, announced=variant.announced) as running:
+        strategy = examples(announced=variant.announced, restarts=variant.restarts)
+        run_all(running, variant.count, strategy)
 
 
 @pytest.mark.campaign
@@ -166,4 +135,4 @@ def test_altered_delta_tables_equal_the_source(
     prepare(database)
     lake = DeltaMirror(tmp_path / "lake")
     with replica(database, spark, tmp_path, destination=lake) as running:
-        try_out(running, 15, examples(announced=True, restarts=False))
+        run_all(running, 15, examples(announced=True, restarts=False))

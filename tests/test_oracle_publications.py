@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 
 from penstock.schema import TableId, TableName
@@ -21,6 +21,7 @@ from tests.oracle.published import published
 from tests.oracle.replica import PUBLICATION, Replica, replica
 from tests.oracle.sessions import Step, opened, steps
 from tests.oracle.shuffled import ANCHOR, PAUSES, VERBS, Shuffling, World
+from tests.oracle.variants import Variant, try_out, variants
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,17 +30,9 @@ SESSIONS = 3
 LONGEST = 40
 _numbers = itertools.count(1)
 
-fixed = settings(
-    derandomize=True,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
-
-def examples(*, announced: bool, restarts: bool) -> st.SearchStrategy[Any]:
-    verbs = VERBS | PAUSES | {"restart": int(restarts)}
-    return st.tuples(steps(verbs, SESSIONS, LONGEST))
+def examples(*, restarts: bool) -> st.SearchStrategy[list[Step]]:
+    return steps(VERBS | PAUSES | {"restart": int(restarts)}, SESSIONS, LONGEST)
 
 
 class Trial:
@@ -121,45 +114,15 @@ def prepare(database: Database) -> None:
         )
 
 
-def try_out(running: Replica, count: int, strategy: st.SearchStrategy[Any]) -> None:
-    @settings(fixed, max_examples=count)
-    @given(strategy)
-    def tried(example: tuple[list[Step]]) -> None:
-        (schedule,) = example
-        Trial(running).run(schedule)
-
-    tried()
-
-
-@pytest.mark.parametrize(
-    ("version", "announced", "count", "restarts"),
-    [
-        pytest.param("database", True, 2, False, id="18-announced"),
-        pytest.param("older_database", False, 2, False, id="16-guessed"),
-        *(
-            pytest.param(
-                version,
-                announced,
-                60,
-                True,
-                id=f"long-{version}-{announced}",
-                marks=pytest.mark.campaign,
-            )
-            for version in ("database", "older_database")
-            for announced in (True, False)
-        ),
-    ],
-)
+@variants(newest=2, older=2, long=60)
 def test_published_tables_equal_the_source(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    tmp_path: Path,
-    version: str,
-    announced: bool,
-    count: int,
-    restarts: bool,
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, variant: Variant
 ) -> None:
-    database: Database = request.getfixturevalue(version)
+    database: Database = request.getfixturevalue(variant.database)
     prepare(database)
-    with replica(database, spark, tmp_path, announced=announced) as running:
-        try_out(running, count, examples(announced=announced, restarts=restarts))
+    with replica(database, spark, tmp_path, announced=variant.announced) as running:
+        try_out(
+            variant.count,
+            examples(restarts=variant.restarts),
+            lambda each: Trial(running).run(each),
+        )
