@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import note
 from hypothesis import strategies as st
 
 from penstock.schema import TableName
@@ -59,28 +58,9 @@ class Trial:
         with opened(self._replica.database.dsn, SESSIONS) as sessions:
             trial = Alterations(sessions, self._table, self.log)
             self._execute(self._table.create())
-            try:
-                for step in schedule:
-                    match step.verb:
-                        case "receive":
-                            self._replica.receive()
-                        case "restart":
-                            trial.commit_all()  # a table that is locked is a reason not to start
-                            self._replica.restart()
-                        case "settle":
-                            trial.commit_all()
-                            self._expect_equal()
-                    trial.run(step)
-                trial.commit_all()
-                self._expect_equal()
-                # Whatever was understood wrongly and has not shown yet.
-                for number, verb in enumerate(("insert", "update", "move", "delete", "insert")):
-                    trial.run(Step(0, verb, number))
-                self._expect_equal()
-            finally:
-                note("\n".join(self.log))
-                for session in sessions:
-                    session.end("ROLLBACK")
+            verbs = ("insert", "update", "move", "delete", "insert")
+            afterwards = [Step(0, verb, number) for number, verb in enumerate(verbs)]
+            self._replica.play(trial, schedule, afterwards, self._expect_equal)
         self._execute(f"DROP TABLE {self._table.name.quoted}")
 
     def _execute(self, statements: str) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import note
 from hypothesis import strategies as st
 
 from penstock.schema import TableId, TableName
@@ -49,29 +48,11 @@ class Trial:
         with opened(self._replica.database.dsn, SESSIONS) as sessions:
             trial = Shuffling(sessions, self._world, self.log, self._replica.look)
             self._execute(self._world.create())
+            verbs = ("insert", "update", "move")
+            afterwards = [Step(0, verb, number) for number in range(8) for verb in verbs]
             try:
-                for step in schedule:
-                    match step.verb:
-                        case "receive":
-                            self._replica.receive()
-                        case "restart":
-                            trial.commit_all()  # a table that is locked is a reason not to start
-                            self._replica.restart()
-                        case "settle":
-                            trial.commit_all()
-                            self._expect_equal()
-                    trial.run(step)
-                trial.commit_all()
-                self._expect_equal()
-                # Whatever was understood wrongly and has not shown yet.
-                for number in range(8):
-                    for verb in ("insert", "update", "move"):
-                        trial.run(Step(0, verb, number))
-                self._expect_equal()
+                self._replica.play(trial, schedule, afterwards, self._expect_equal)
             finally:
-                note("\n".join(self.log))
-                for session in sessions:
-                    session.end("ROLLBACK")
                 self._execute(self._world.drop())
 
     def _execute(self, statements: list[str]) -> None:

@@ -8,13 +8,13 @@ nothing of it.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import note
 
 from penstock import PgConnection, Pipeline, PipelineConfig
 from penstock.config import BatchConfig, JournalConfig
@@ -25,8 +25,10 @@ from penstock.postgres.preflight import Severity, preflight
 from penstock.schema import Lsn, TableName
 from penstock.states import Errored
 from penstock.stores import MemoryStore
+from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 from tests.oracle.mirrors import DeltaMirror, InPlaceDestination
+from tests.oracle.sessions import Schedule, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,6 +104,39 @@ class Replica:
         assert row is not None
         return Lsn.parse(row[0])
 
+    def play(
+        self,
+        trial: Schedule,
+        schedule: Iterable[Step],
+        afterwards: Iterable[Step],
+        expect_equal: Callable[[], None],
+    ) -> None:
+        """Run a schedule while the pipeline is at work.
+
+        `afterwards` are steps that bring out what was understood wrongly and has not shown yet.
+        """
+        try:
+            for step in schedule:
+                match step.verb:
+                    case "receive":
+                        self.receive()
+                    case "restart":
+                        trial.commit_all()  # a table that is locked is a reason not to start
+                        self.restart()
+                    case "settle":
+                        trial.commit_all()
+                        expect_equal()
+                trial.run(step)
+            trial.commit_all()
+            expect_equal()
+            for step in afterwards:
+                trial.run(step)
+            expect_equal()
+        finally:
+            note("\n".join(trial.log))
+            for session in trial.sessions:
+                session.end("ROLLBACK")
+
     def receive(self) -> None:
         """Wait until the journal has all that is committed, whatever tables make of it."""
         wanted = self.position()
@@ -145,14 +180,18 @@ class Replica:
         return {table.name: table.state for table in self.pipeline.status().tables}
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not condition():
+        def done() -> bool:
+            if condition():
+                return True
             failure = self.pipeline.status().error
             if failure:
                 raise AssertionError(f"the pipeline failed: {failure}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: {self._states()}")
-            time.sleep(0.02)
+            return False
+
+        try:
+            wait_for(done, what, _PATIENCE_S)
+        except TimeoutError:
+            raise TimeoutError(f"{what}: {self._states()}") from None
 
 
 _PLAIN_ROLE = f"""
