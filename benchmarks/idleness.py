@@ -21,7 +21,7 @@ from penstock.testing import EmbeddedPostgres
 
 TABLES, IDLE_SECONDS = 20, 60
 MANY_TABLES, BUSY_TABLES = 500, 20
-_SETTLING_SECONDS = 10
+_SETTLING_SECONDS = 60  # a JVM compiles for a while after the work that called for it
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,18 @@ def older_database(other_servers: Callable[[int], EmbeddedPostgres]) -> Iterator
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The Spark session of all tests of a worker, as penstock builds it, on two cores."""
-    from penstock.spark.session import build_session
+    """The Spark session of all tests of a worker, as penstock builds it, on two cores.
+
+    The tests of the command line and of the demo have drivers of their own, which run
+    generated code.
+    """
+    from penstock.spark.session import INTERPRETED, build_session
 
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     session = build_session(
         "penstock-tests",
         master="local[2]",
-        config={"spark.sql.warehouse.dir": str(warehouse)},
+        config=INTERPRETED | {"spark.sql.warehouse.dir": str(warehouse)},
     )
     yield session
     session.stop()

@@ -414,6 +414,56 @@ def test_that_tables_that_were_created_as_partitions_do_not_count_as_attached(
         assert "detached" in str(attached.broken_by(terms())), "and what happened meanwhile"
         assert type(attached).from_json(attached.to_json()) == attached
 
+        created = terms()
+        with connection.transaction():
+            for statement in LOOSE:
+                connection.execute(statement.format("quick", "q").encode())
+            connection.execute("ALTER TABLE parts ATTACH PARTITION quick FOR VALUES IN ('q')")
+        assert created.broken_by(terms()) == "partition public.quick was attached"
+        created = terms()
+        with connection.transaction():
+            connection.execute("CREATE TABLE parts_y PARTITION OF parts FOR VALUES IN ('y')")
+            connection.execute("ALTER TABLE parts_y ALTER v SET DEFAULT 5, ALTER id SET DEFAULT 6")
+            connection.execute("INSERT INTO parts VALUES (9, 'y', 9)")
+        assert created.broken_by(terms()) is None
+
+
+def test_a_partition_that_came_and_went_between_two_looks(replica: Replica) -> None:
+    """The catalog does not have it any more, but the stream has told of it."""
+    replica.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+        "CREATE TABLE parts (id int, k text, m mood, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
+        "CREATE TABLE parts_n PARTITION OF parts FOR VALUES IN ('n')",
+        "CREATE TABLE other (id int PRIMARY KEY, m mood)",
+        "CREATE PUBLICATION pub FOR TABLE parts, other WITH (publish_via_partition_root)",
+    )
+    passing = (
+        "CREATE TABLE passing PARTITION OF parts FOR VALUES IN ('p')",
+        "INSERT INTO parts VALUES (1, 'n', 'sad'), (2, 'p', 'glad')",
+        "DROP TABLE passing",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        # Both are told of before one TRUNCATE, and neither is a partition of the other.
+        replica.execute("TRUNCATE parts, other", *passing[:1])
+        replica.execute("INSERT INTO parts VALUES (3, 'p', NULL)", "INSERT INTO other VALUES (1)")
+        replica.expect(pipeline, "parts: SELECT * FROM parts", "other")
+        assert _copies(replica.source, "parts") == _copies(replica.source, "other") == 1
+        replica.execute("DROP TABLE passing")
+        replica.expect(pipeline, "parts: SELECT * FROM parts")
+        assert _copies(replica.source, "parts") == 2
+    replica.execute(*passing)
+    with replica.pipeline() as pipeline:
+        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
+        assert _copies(replica.source, "parts") == 3
+        replica.execute("INSERT INTO parts VALUES (4, 'n', 'sad')")
+        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
+        assert _copies(replica.source, "parts") == 3, "one copy is enough"
+    with replica.pipeline() as pipeline:
+        replica.execute("INSERT INTO parts VALUES (5, 'n', 'sad')")
+        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
+        assert _copies(replica.source, "parts") == 3, "also after a restart"
+
 
 def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) -> None:
     with database.connect() as connection:

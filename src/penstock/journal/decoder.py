@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.journal.manifest import ChangeCounts, Defect
+from penstock.journal.manifest import ChangeCounts, Defect, SentPartition
 from penstock.journal.segment import Chunk
 from penstock.journal.versions import Relations, SchemaVersions
 from penstock.postgres import pgoutput, tuples
@@ -72,6 +72,8 @@ class ChangeDecoder:
         self.versions = SchemaVersions(known, relations)
         self._slots: list[TableSchema] = []
         self._current: dict[int, int] = {}
+        self._heard_of: list[int] = []
+        """The relations that were told of since the last change."""
         self._state = pgoutput.new_state()
 
     def decode(self, frames: CopyBuffer) -> Decoded:
@@ -103,9 +105,12 @@ class ChangeDecoder:
         while True:
             oids = np.fromiter(self._current.keys(), dtype=np.int64, count=len(self._current))
             slots = np.fromiter(self._current.values(), dtype=np.int64, count=len(self._current))
+            known = used
             first, used, closed_now, code = pgoutput.index_messages(
                 buffer, ends, frames.count, first, used, self._state, oids, slots, *index.arrays()
             )
+            if used > known and self._heard_of:
+                self._changed(index, known)
             if closed_now >= 0:
                 closed, ended = closed_now, True
             if code == pgoutput.AT_END:
@@ -123,6 +128,19 @@ class ChangeDecoder:
                 index = _larger(index, used)
             else:
                 raise self._nonsense(_NONSENSE[code])
+
+    def _changed(self, index: ChangeIndex, change: int) -> None:
+        """Look at the first change after a relation was told of.
+
+        Postgres tells of a table right before its first change. Where that is sent under
+        the name of a partitioned table, it tells of both, and of that one first.
+        """
+        *_, root, told = (None, *self._heard_of)
+        self._heard_of.clear()
+        table = self._slots[int(index.slot[change])].id
+        if root == table.oid and index.operation[change] != pgoutput.TRUNCATE:
+            partition = SentPartition(table, told, int(index.xid[change]))
+            self.versions.sent(partition, Lsn(int(index.commit_lsn[change])))
 
     def _parsed(self, message: bytes) -> RelationMessage:
         try:
@@ -150,6 +168,7 @@ class ChangeDecoder:
             slot = len(self._slots)
             self._slots.append(known)
         self._current[message.oid] = slot
+        self._heard_of.append(message.oid)
 
     def _chunks(self, buffer: Bytes, index: ChangeIndex) -> list[Chunk]:
         if len(index.slot) == 0:

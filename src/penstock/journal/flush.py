@@ -122,6 +122,7 @@ class FlushBuilder:
             last_commit_at=self._committed_at,
             schemas=versions.take_closed(self.end),
             segments=tuple(self._closed.segments),
+            partitions=versions.take_partitions(self.end),
         )
         failpoint("manifest_created")
         self._closed = _Group()

@@ -94,6 +94,7 @@ class Journal:
         self._schemas: dict[TableId, dict[Lsn, TableSchema]] = {}
         self._flushes: dict[TableId, list[TableFlush]] = {}
         self._truncated_by: dict[TableId, deque[int]] = {}
+        self._partitions: dict[TableId, dict[int, int]] = {}
         self._loaded = False
 
     # What there is.
@@ -214,6 +215,12 @@ class Journal:
                 version.note is not None and version.note.xid == xid for version in versions
             )
 
+    def sent_partitions(self, table_id: TableId) -> dict[int, int]:
+        """The partitions that the stream told of as sent under a table's name, by oid, with the
+        transaction that it last did in."""
+        with self._lock:
+            return dict(self._partitions.get(table_id, {}))
+
     def schema(self, table_id: TableId, version: Lsn) -> TableSchema:
         with self._lock:
             return self._schemas[table_id][version]
@@ -255,6 +262,7 @@ class Journal:
                     dropped,
                     self.began,
                     truncated_by,
+                    {table_id: dict(sent) for table_id, sent in self._partitions.items()},
                 )
             # Without the lock: who reads meanwhile does not wait for the disk.
             replace(self.root / "checkpoint.json", checkpoint.dumps())
@@ -317,7 +325,7 @@ class Journal:
                 (self.root / name).unlink(missing_ok=True)
             sync_directory(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}
-            self._truncated_by = {}
+            self._truncated_by, self._partitions = {}, {}
             self._checkpoint = Checkpoint()
 
     # Reading.
@@ -341,6 +349,8 @@ class Journal:
             self._schemas.setdefault(schema.id, {})[schema.version] = schema
         for table_id, xids in self._checkpoint.truncated_by.items():
             self._truncated_by[table_id] = deque(xids, _TRUNCATIONS)
+        for table_id, sent in self._checkpoint.partitions.items():
+            self._partitions.setdefault(table_id, {}).update(sent)
 
     def _read_checkpoint(self) -> Checkpoint:
         try:
@@ -358,6 +368,8 @@ class Journal:
             if segment.truncated_by:
                 known = self._truncated_by.setdefault(segment.table_id, deque(maxlen=_TRUNCATIONS))
                 known.extend(segment.truncated_by)
+        for root, oid, xid in manifest.partitions:
+            self._partitions.setdefault(root, {})[oid] = xid
         announced: dict[TableId, list[Lsn]] = defaultdict(list)
         for schema in manifest.announced:
             announced[schema.id].append(schema.version)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from penstock.schema import Lsn, TableId, TableSchema
 
@@ -111,6 +111,15 @@ class SegmentRef:
         )
 
 
+class SentPartition(NamedTuple):
+    """A partition whose changes are sent under the name of `root`, and the transaction in
+    which the stream told so."""
+
+    root: TableId
+    oid: int
+    xid: int
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A flush. `last_commit_at` is the source's time of its last commit, if it has one."""
@@ -122,6 +131,7 @@ class Manifest:
     last_commit_at: datetime | None = None
     schemas: tuple[TableSchema, ...] = ()
     segments: tuple[SegmentRef, ...] = ()
+    partitions: tuple[SentPartition, ...] = ()
 
     @property
     def announced(self) -> tuple[TableSchema, ...]:
@@ -143,6 +153,7 @@ class Manifest:
                 "last_commit_at": self.last_commit_at and self.last_commit_at.isoformat(),
                 "schemas": [schema.to_json() for schema in self.schemas],
                 "segments": [segment.to_json() for segment in self.segments],
+                "partitions": [[sent.root.oid, sent.oid, sent.xid] for sent in self.partitions],
             }
         )
 
@@ -158,6 +169,10 @@ class Manifest:
             datetime.fromisoformat(last) if last else None,
             tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
             tuple(SegmentRef.from_json(segment) for segment in data["segments"]),
+            tuple(
+                SentPartition(TableId(root), oid, xid)
+                for root, oid, xid in data.get("partitions", ())
+            ),
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from penstock.journal.manifest import SentPartition
 from penstock.journal.relations import sends
 from penstock.postgres.ddl import Announcement, Rewrite, parse_message
 from penstock.postgres.relation_message import RelationMessage
@@ -38,6 +39,8 @@ class SchemaVersions:
         self._rewrites: dict[int, int] = {}
         self._unnamed: list[TableSchema] = []
         """Versions that began and that no manifest has named yet."""
+        self._sent: list[tuple[Lsn, SentPartition]] = []
+        """Partitions that no manifest has named yet, with the commit of their transaction."""
 
     def of_relation(self, message: RelationMessage, commit: Lsn, xid: int) -> TableSchema:
         """The version that changes of this table are in from here on."""
@@ -80,6 +83,16 @@ class SchemaVersions:
         self._latest[begun.id] = begun
         self._unnamed.append(begun)
         return begun
+
+    def sent(self, partition: SentPartition, commit: Lsn) -> None:
+        """Changes of this partition come under the name of its root."""
+        self._sent.append((commit, partition))
+
+    def take_partitions(self, end: Lsn) -> tuple[SentPartition, ...]:
+        """The partitions to be named by a manifest that ends at `end`."""
+        closed = tuple(partition for commit, partition in self._sent if commit < end)
+        self._sent = [(commit, partition) for commit, partition in self._sent if commit >= end]
+        return closed
 
     def take_closed(self, end: Lsn) -> tuple[TableSchema, ...]:
         """The versions to be named by a manifest that ends at `end`.

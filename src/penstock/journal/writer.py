@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.files import create_exclusively, sync_directory
 from penstock.journal.journal import Journal, JournalOwner
-from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.journal.manifest import Manifest, SegmentRef, SentPartition, now
 from penstock.schema import Lsn, TableId, TableSchema
 
 
@@ -43,6 +43,7 @@ class JournalWriter(Journal):
         last_commit_at: datetime | None = None,
         schemas: tuple[TableSchema, ...] = (),
         segments: tuple[SegmentRef, ...] = (),
+        partitions: tuple[SentPartition, ...] = (),
     ) -> Manifest:
         """Make a flush exist. `start` is given for the first one only.
 
@@ -58,6 +59,7 @@ class JournalWriter(Journal):
                 last_commit_at,
                 schemas,
                 segments,
+                partitions,
             )
             try:
                 create_exclusively(self._manifest_path(manifest.number), manifest.dumps())

@@ -68,7 +68,7 @@ class Standing:
             kept = self._kept or self._load()
             if kept is None or seen.read_at <= self._kept_at:
                 return
-            self._broken = kept.broken_by(published.terms)
+            self._broken = kept.broken_by(published.terms) or self._missed(kept, published.terms)
             if self._broken is not None:
                 return
             if (refiled := self._refiled) is not None:
@@ -81,6 +81,16 @@ class Standing:
             elif published.terms != kept:
                 self._go_on_with(published.terms)  # a partition that was created, say
 
+    def _missed(self, kept: Terms, now: Terms) -> str | None:
+        """Whether a partition came and went that no look has seen."""
+        journal = self._context.journal
+        missed = kept.missed(now, journal.sent_partitions(self._table_id))
+        if not missed:
+            return None
+        schemas = journal.latest_schemas()
+        names = ", ".join(sorted(str(schemas[TableId(oid)].name) for oid in missed))
+        return f"partition {names} came and went"
+
     def keep(self, terms: Terms) -> None:
         """These are the terms from here on. Durable when this returns."""
         with self._lock:
@@ -90,11 +100,14 @@ class Standing:
             self._kept, self._kept_at = terms, time.monotonic()
             self._broken = self._refiled = None
 
-    def _go_on_with(self, terms: Terms) -> None:
-        """Keep what has changed since the copy; the copy is still of the timeline it was of."""
+    def _go_on_with(self, terms: Terms, since: int | None = None) -> None:
+        """Keep what has changed since the copy, which is still of the timeline it was of; or
+        since then, if somebody has decided to go on without another."""
         with self._lock:
             copied = self._kept or terms
-            self.keep(dataclasses.replace(terms, timeline=copied.timeline))
+            self.keep(
+                dataclasses.replace(terms, timeline=copied.timeline, since=since or copied.since)
+            )
 
     @property
     def left_behind(self) -> bool:
@@ -180,7 +193,7 @@ class Standing:
                 table=table.name,
             )
         if action is SchemaChangeAction.CONTINUE:
-            self._go_on_with(published.terms)
+            self._go_on_with(published.terms, published.terms.since)
         return action is SchemaChangeAction.RESYNC
 
     def _load(self) -> Terms | None:

@@ -18,9 +18,9 @@ way in which they belong to a published table:
   loses an attribute: these are stored as numbers, and put into words when they are read.
 
 So the terms of a copy are kept, and compared with those that the catalog shows
-later. Where they are broken only another copy helps. What came and went between two
-looks leaves no trace in one case: a partition that was made or attached, got rows, and
-was dropped or detached. Its root's table keeps them.
+later. Where they are broken only another copy helps. A partition that came and went
+between two looks is not in the catalog any more; if it got rows, the stream has told of
+it before the first of them, and of the name that it was sent under.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Terms:
     anew when it leaves and comes back, and when its filter or column list is set anew.
     `printed` is what the parts of its columns' types are printed as: the labels of enums,
     the attributes of composite types. Transactions before `horizon` had ended when the
-    terms were read, on this `timeline` of the server's.
+    terms were read, on this `timeline` of the server's; those before `since`, when the copy
+    was made.
 
     `options` is the transaction that last set the publication's options, for tables that
     are partitioned or partitions; None for others. `columns` has each column with the
@@ -76,6 +77,7 @@ class Terms:
     printed: Mapping[str, str] = field(default_factory=dict)
     horizon: int = field(default=0, compare=False)
     timeline: int = field(default=0, compare=False)
+    since: int = field(default=0, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
         """What has happened since that no change in the stream tells of; None if nothing has."""
@@ -98,6 +100,19 @@ class Terms:
             if (shown := now.printed.get(part, was)) != was:
                 return f"{_PRINTED_PARTS[part.split()[0]]} {was} became {shown}"
         return None
+
+    def missed(self, now: Terms, sent: Mapping[int, int]) -> set[int]:
+        """The partitions that came and went since the copy. `sent` are all that the stream told
+        of, with the transaction that it last did in."""
+        return {
+            oid
+            for oid, xid in sent.items()
+            if oid not in self.partitions
+            and oid not in now.partitions
+            and self.since
+            and not _precedes(xid, self.since)
+            and _precedes(xid, now.horizon)  # else it may be one that is not seen yet
+        }
 
     def refiled_by(self, now: Terms) -> dict[int, Partition]:
         """The partitions whose rows are in another file now.
@@ -126,6 +141,7 @@ class Terms:
             "printed": dict(self.printed),
             "horizon": self.horizon,
             "timeline": self.timeline,
+            "since": self.since,
             "partitions": {
                 str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
                 for oid, each in self.partitions.items()
@@ -146,6 +162,7 @@ class Terms:
             data.get("printed", {}),
             data.get("horizon", 0),
             data.get("timeline", 0),
+            data.get("since", 0),
         )
 
 
@@ -186,14 +203,17 @@ _COLUMNS = """
 """
 
 # A column of the system's own is as old as its table, whatever is altered later: a link
-# of the same transaction was made by CREATE TABLE ... PARTITION OF.
+# of the same transaction was made by CREATE TABLE ... PARTITION OF. Or else by ATTACH PARTITION,
+# which touches every column by the command that makes the link.
 _PARTITIONS = """
     WITH RECURSIVE parts(root, oid, links, attached) AS (
         SELECT c.oid, c.oid, '{}'::text[], false
         FROM pg_class c WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind = 'p'
         UNION ALL
         SELECT parts.root, i.inhrelid, parts.links || i.xmin::text,
-               parts.attached OR i.xmin IS DISTINCT FROM a.xmin
+               parts.attached OR i.xmin IS DISTINCT FROM a.xmin OR EXISTS (
+                   SELECT FROM pg_attribute own WHERE own.attrelid = i.inhrelid
+                   AND own.attnum > 0 AND own.xmin = i.xmin AND own.cmin = i.cmin)
         FROM parts
         JOIN pg_inherits i ON i.inhparent = parts.oid
         LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
@@ -279,9 +299,15 @@ def publication_terms(
             printed[oid],
             horizon,
             int(timeline, 16),
+            since=horizon,
         )
         for oid, row_filter in row_filters.items()
     }
+
+
+def _precedes(xid: int, horizon: int) -> bool:
+    """Whether a transaction of the stream, where ids wrap around, is older than `horizon`."""
+    return 0 < (horizon - xid) % 2**32 < 2**31
 
 
 def kept_rows(session: Session, partitions: Iterable[int], horizon: int) -> bool:

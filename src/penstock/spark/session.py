@@ -63,6 +63,12 @@ SHORT_LIVED = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:ReservedCodeCacheSize=240m"
 }
+# And for many small batches of ever new shapes: what is generated for one of them is not
+# worth compiling.
+INTERPRETED = SHORT_LIVED | {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 # Lines that every healthy session writes and nobody needs.
 _NOISE = re.compile(

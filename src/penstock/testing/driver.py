@@ -23,20 +23,14 @@ from typing import Any
 import psutil
 import yaml
 
-from penstock.spark.session import SHORT_LIVED
+from penstock.spark.session import INTERPRETED
 from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for
 
 Status = dict[str, Any]
 
 CONFIG = "pipeline.yaml"
-# A driver that lives for half a minute spends a third of its processor time on compiling
-# code that is generated for one small batch.
-SPARK_SETTINGS = SHORT_LIVED | {
-    "spark.driver.memory": "1g",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+SPARK_SETTINGS = INTERPRETED | {"spark.driver.memory": "1g"}
 
 _MARK = "PENSTOCK_TEST_LIFE"
 _GONE_S = 60.0
