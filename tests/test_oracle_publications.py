@@ -46,7 +46,7 @@ class Trial:
 
     def run(self, schedule: list[Step]) -> None:
         with opened(self._replica.database.dsn, SESSIONS) as sessions:
-            trial = Shuffling(sessions, self._world, self.log, self._replica.look)
+            trial = Shuffling(sessions, self._world, self.log)
             self._execute(self._world.create())
             verbs = ("insert", "update", "move")
             afterwards = [Step(0, verb, number) for number in range(8) for verb in verbs]

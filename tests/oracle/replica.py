@@ -142,11 +142,6 @@ class Replica:
         wanted = self.position()
         self._wait(lambda: self.pipeline._journal.end >= wanted, "the journal")
 
-    def look(self) -> None:
-        """Wait until the watch has looked at what is there now."""
-        since = self.looks
-        self._wait(lambda: self.looks >= since + 2, "a look at the source")
-
     def expect(self, difference: Callable[[], str | None], *names: TableName) -> None:
         """Wait until there is no difference. Fails with what stopped a table, or with the
         difference that is left when there is nothing more to be done about it."""

@@ -7,7 +7,7 @@ that does not fit is refused by Postgres, and nothing has happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.schema import TableName
@@ -93,22 +93,11 @@ def _partitioned(name: TableName, part: TableName) -> list[str]:
 
 
 class Shuffling(Schedule):
-    """Changes the tables of a world, their rows and the publication.
+    """Changes the tables of a world, their rows and the publication."""
 
-    `look` has the pipeline look at the catalog: a partition that comes and goes between two
-    looks leaves no trace of itself but the rows that were sent under its root's name.
-    """
-
-    def __init__(
-        self,
-        sessions: list[Session],
-        world: World,
-        log: list[str],
-        look: Callable[[], None],
-    ) -> None:
+    def __init__(self, sessions: list[Session], world: World, log: list[str]) -> None:
         super().__init__(sessions, log)
         self.world = world
-        self._look = look
 
     def _tables(self, session: Session, *, partitions: bool | None = None) -> list[TableName]:
         """All there are; or those that are somebody's partitions, or are not."""
@@ -131,10 +120,9 @@ class Shuffling(Schedule):
         return {kind for kind, is_sent in zip(kinds, sent, strict=True) if is_sent}
 
     def statements(self, session: Session, verb: str, chance: Chance) -> Iterator[str]:
-        if verb in ("detach", "drop", "replace"):
-            if not all(each.idle for each in self.sessions):
-                return  # it would wait for them
-            self._look()
+        waits = verb in ("detach", "drop", "replace")
+        if waits and not all(each.idle for each in self.sessions):
+            return
         # A TRUNCATE of one partition is not sent under its root's name.
         wanted = {"truncate": False, "attach": False, "detach": True}
         found = self._tables(session, partitions=wanted.get(verb))
