@@ -11,6 +11,7 @@ from penstock.config import PgConnection, PipelineConfig
 from penstock.destinations import MemoryDestination
 from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import ChangeCounts, SegmentRef
+from penstock.journal.partitions import SentPartition
 from penstock.journal.writer import JournalWriter
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
@@ -29,6 +30,7 @@ from penstock.schema import (
     ValueKind,
     ValueType,
 )
+from penstock.states import VisibleXids
 from penstock.stores import MemoryStore
 
 if TYPE_CHECKING:
@@ -208,6 +210,101 @@ def test_partitions_that_are_rewritten_with_their_rows_lose_nothing(
         assert lost("UPDATE public.t2 SET v = 1", "VACUUM FULL public.t2"), "nothing tells"
         session.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
         assert not lost("TRUNCATE public.t"), "nobody wants to hear of it"
+
+
+def test_what_the_stream_tells_of_partitions_that_no_look_has_seen(tmp_path: Path) -> None:
+    writer, journal = JournalWriter(tmp_path), Journal(tmp_path)
+    writer.claim(JournalOwner("slot", "1", "db"))
+    writer.append(Lsn(10), start=Lsn(10))
+    one = standing(tmp_path, journal)
+    passing, other = TableId(9), TableId(10)
+    schemas = tuple(replace(TABLE, id=TableId(oid)) for oid in (8, 9, 10))
+    copied = VisibleXids(100, 110, (105,))
+    one.keep(replace(TERMS, seen=copied, since=copied))
+
+    def broken(now: VisibleXids, *sent: SentPartition, journal: Journal = journal) -> str | None:
+        writer.append(Lsn(writer.end.value + 10), schemas=schemas, partitions=sent)
+        journal.refresh()
+        one.see(published(replace(TERMS, seen=now, since=now)), look(), TABLE)
+        return one.broken
+
+    now = VisibleXids(105, 120, (105, 115))
+    assert broken(now, SentPartition(TABLE.id, 8, 111)) is None, "one that there is"
+    assert broken(now, SentPartition(TABLE.id, 9, 104)) is None, "the copy knows"
+    assert broken(now, SentPartition(TABLE.id, 9, 115)) is None, "the look may not know yet"
+    assert broken(now, SentPartition(other, 9, 111)) is None, "somebody else's"
+    assert "came and went" in str(broken(now, SentPartition(TABLE.id, 9, 111)))
+    one.keep(replace(TERMS, seen=now, since=now))
+    later = VisibleXids(130, 130)
+    assert broken(later) is None
+    assert "another table" in str(broken(later, SentPartition(other, 8, 121)))
+
+    # Ids of 32 bits wrap around, and the table is never copied again.
+    one.keep(replace(TERMS, seen=later, since=later))
+    for step in range(1, 18):
+        at = 130 + step * 2**28
+        one.see(published(replace(TERMS, seen=VisibleXids(at, at + 1))), look(), TABLE)
+        assert one.broken is None
+    xid = (at + 10) % 2**32
+    assert "came and went" in str(
+        broken(VisibleXids(at + 20, at + 20), SentPartition(TABLE.id, passing.oid, xid))
+    )
+    journal.retire({TABLE.id: journal.end})
+    again = Journal(tmp_path)
+    again.refresh()
+    assert again.partitions_sent_under(TABLE.id)[9] == xid
+
+
+def test_partitions_that_join_count_by_the_rows_that_they_bring(
+    database: Database, tmp_path: Path
+) -> None:
+    connection = PgConnection(uri=database.dsn)
+    one = standing(tmp_path, pg_connection=connection)
+    with connect(connection, "test") as session:
+
+        def gained(*statements: str) -> bool:
+            """Whether a look after the statements finds that there may be rows unseen."""
+            before = published_tables(session, "pub")[0]
+            one._table_id = before.schema.id
+            one.keep(before.terms)
+            for statement in statements:
+                session.execute(statement.encode())
+            now = published_tables(session, "pub")[0]
+            one.see(now, look(), before.schema)
+            return one.wants_copy(now)
+
+        def attached(name: str, area: str) -> str:
+            return f"ALTER TABLE public.t ATTACH PARTITION public.{name} FOR VALUES IN ('{area}')"
+
+        session.execute(
+            """CREATE TABLE public.t (id int DEFAULT 1, k text DEFAULT 'a') PARTITION BY LIST (k);
+               CREATE TABLE public.ta PARTITION OF public.t FOR VALUES IN ('a');
+               CREATE TABLE public.empty (id int, k text);
+               CREATE TABLE public.full (id int, k text);
+               INSERT INTO public.full VALUES (1, 'c');
+               CREATE TABLE public.deep (id int, k text) PARTITION BY LIST (k);
+               CREATE TABLE public.deep_d PARTITION OF public.deep FOR VALUES IN ('d');
+               CREATE PUBLICATION pub FOR TABLE public.t
+               WITH (publish_via_partition_root, publish = 'insert, truncate')"""
+        )
+        assert not gained(attached("empty", "b"))
+        assert gained(attached("full", "c"))
+        assert gained("INSERT INTO public.deep VALUES (1, 'd')", attached("deep", "d"))
+        # As partition managers do it, in one transaction.
+        made = "CREATE TABLE public.{0} (LIKE public.t INCLUDING ALL);"
+        row = "INSERT INTO public.{0} VALUES (1, '{0}');"
+        one_go = "BEGIN;" + made + attached("{0}", "{0}") + ";{1} COMMIT"
+        assert not gained(one_go.format("e", ""), "INSERT INTO public.t VALUES (2, 'e')")
+        assert not gained(one_go.format("f", "INSERT INTO public.t VALUES (1, 'f');"))
+        assert gained(("BEGIN;" + made + row + attached("{0}", "{0}") + "; COMMIT").format("g"))
+        every_column_has_a_default = (
+            "CREATE TABLE public.h PARTITION OF public.t FOR VALUES IN ('h')"
+        )
+        assert not gained(every_column_has_a_default, "INSERT INTO public.t VALUES (1, 'h')")
+        assert gained(
+            ("BEGIN;" + made + row + attached("{0}", "{0}") + "; COMMIT").format("i"),
+            "ALTER TABLE public.t ALTER id SET NOT NULL, ALTER k SET NOT NULL",
+        ), "whatever was altered since"
 
 
 def test_types_whose_values_print_differently_break_the_terms(database: Database) -> None:

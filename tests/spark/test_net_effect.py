@@ -82,17 +82,22 @@ class Case:
             target = target if kind == "move" else number
             if target != number and target in self.rows:
                 return
+            unsent = unsent if self.table.key else ()
             kept = {name: old[name] for name in unsent}
             new = self.row(target) | kept
             del self.rows[number]
             self.rows[target] = new
-            sent = target != number or self.table.identity is ReplicaIdentity.FULL
-            self.changes.append(update(new, self.old(old) if sent else None, unsent))
+            # Where the whole old row comes nothing is missing; but a partition may send a
+            # bare key though its root's identity is full.
+            bare = self.table.identity is not ReplicaIdentity.FULL or bool(unsent)
+            before = self.old(old, bare=bare) if target != number or not bare else None
+            self.changes.append(update(new, before, unsent))
 
-    def old(self, row: Row) -> Row:
-        if self.table.identity is ReplicaIdentity.FULL:
-            return row
-        return {column.name: row[column.name] for column in self.table.key}
+    def old(self, row: Row, *, bare: bool = False) -> Row:
+        if self.table.identity is not ReplicaIdentity.FULL:
+            return {column.name: row[column.name] for column in self.table.key}
+        key = {column.name for column in self.table.key}
+        return {name: value if name in key or not bare else None for name, value in row.items()}
 
 
 steps = st.tuples(

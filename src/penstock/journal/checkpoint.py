@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from penstock.journal.partitions import SentPartition
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 
 
@@ -17,8 +18,7 @@ class Checkpoint:
     `dropped` says, for each table, up to which position its segments are gone:
     a cursor before it cannot be served. `began` is where the first manifest of all
     started, which no cursor in this journal can be before. `truncated_by` are, for each
-    table, the transactions that truncated it last; `partitions` those that were sent under
-    its name, with the transaction of the last time.
+    table, the transactions that truncated it last.
     """
 
     first_number: int = 1
@@ -27,7 +27,7 @@ class Checkpoint:
     dropped: Mapping[TableId, Lsn] = field(default_factory=dict)
     began: Lsn = ZERO_LSN
     truncated_by: Mapping[TableId, tuple[int, ...]] = field(default_factory=dict)
-    partitions: Mapping[TableId, Mapping[int, int]] = field(default_factory=dict)
+    partitions: tuple[SentPartition, ...] = ()
 
     def dumps(self) -> str:
         return json.dumps(
@@ -38,7 +38,7 @@ class Checkpoint:
                 "dropped": {str(table.oid): str(lsn) for table, lsn in self.dropped.items()},
                 "began": str(self.began),
                 "truncated_by": {str(t.oid): list(xids) for t, xids in self.truncated_by.items()},
-                "partitions": {str(t.oid): list(p.items()) for t, p in self.partitions.items()},
+                "partitions": [partition.to_json() for partition in self.partitions],
             }
         )
 
@@ -52,5 +52,5 @@ class Checkpoint:
             {TableId(int(oid)): Lsn.parse(lsn) for oid, lsn in data["dropped"].items()},
             Lsn.parse(data.get("began", "0/0")),
             {TableId(int(t)): tuple(xids) for t, xids in data.get("truncated_by", {}).items()},
-            {TableId(int(t)): dict(sent) for t, sent in data.get("partitions", {}).items()},
+            tuple(SentPartition.from_json(sent) for sent in data.get("partitions", ())),
         )

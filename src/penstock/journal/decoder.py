@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.journal.manifest import ChangeCounts, Defect, SentPartition
+from penstock.journal.manifest import ChangeCounts, Defect
+from penstock.journal.partitions import SentPartition
 from penstock.journal.segment import Chunk
 from penstock.journal.versions import Relations, SchemaVersions
 from penstock.postgres import pgoutput, tuples
@@ -234,6 +235,7 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
         whole = schema.identity is ReplicaIdentity.FULL
         old_columns = [c for c in schema.columns if whole or c.key_position is not None]
         columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
+        rows.require_keys(old)
     if counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]:
         columns["after"] = rows.struct(schema.columns, new, index.operation >= pgoutput.DELETE)
     if unchanged:
@@ -281,6 +283,26 @@ class _Rows:
             fields.append(pa.field(column.name, arrow_type(column.type)))
         mask = pa.array(absent) if absent.any() else None
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+
+    def require_keys(self, old: ValueSlices) -> None:
+        """Note old rows that cannot be told from others by what has come of them.
+
+        Postgres logs by a partition's identity and labels by its root's. So of an old row
+        the columns of some index may come, and not those of the root's key, also when it is
+        said to be whole.
+        """
+        present = self._index.old != pgoutput.OLD_ABSENT
+        for column in self._schema.key:
+            lacking = np.flatnonzero(present & (old.lengths[self._places[column.name]] < 0))
+            if len(lacking):
+                sent = [
+                    f"{name}={self._text(old, place, int(lacking[0]))}"
+                    for name, place in self._places.items()
+                    if old.lengths[place, lacking[0]] >= 0
+                ]
+                shown = shorten(", ".join(sent))
+                self.defects.append(Defect(column.name, shown, "", len(lacking), unsent=True))
+                return
 
     def _widen(self, keys: pa.Array) -> None:
         found = pc.min_max(keys).as_py()

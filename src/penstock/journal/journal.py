@@ -23,7 +23,7 @@ import json
 import shutil
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -35,7 +35,9 @@ from penstock.failpoints import failpoint
 from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync_directory
 from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.journal.partitions import SentPartitions
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
+from penstock.states import VisibleXids
 
 _WORTH_A_CHECKPOINT = 64
 _TRUNCATIONS = 1000
@@ -94,7 +96,7 @@ class Journal:
         self._schemas: dict[TableId, dict[Lsn, TableSchema]] = {}
         self._flushes: dict[TableId, list[TableFlush]] = {}
         self._truncated_by: dict[TableId, deque[int]] = {}
-        self._partitions: dict[TableId, dict[int, int]] = {}
+        self._partitions = SentPartitions()
         self._loaded = False
 
     # What there is.
@@ -215,11 +217,21 @@ class Journal:
                 version.note is not None and version.note.xid == xid for version in versions
             )
 
-    def sent_partitions(self, table_id: TableId) -> dict[int, int]:
+    def partitions_sent_under(self, table_id: TableId) -> dict[int, int]:
         """The partitions that the stream told of as sent under a table's name, by oid, with the
         transaction that it last did in."""
         with self._lock:
-            return dict(self._partitions.get(table_id, {}))
+            return dict(self._partitions.under(table_id))
+
+    def forget_partitions(self, judged: VisibleXids) -> None:
+        """Drop what those transactions told of partitions."""
+        with self._lock:
+            self._partitions.forget(judged)
+
+    def sent_elsewhere(self, table_id: TableId, partitions: Iterable[int]) -> dict[int, int]:
+        """The same of a table and its partitions that were sent under another's name."""
+        with self._lock:
+            return self._partitions.elsewhere(table_id, (table_id.oid, *partitions))
 
     def schema(self, table_id: TableId, version: Lsn) -> TableSchema:
         with self._lock:
@@ -262,7 +274,7 @@ class Journal:
                     dropped,
                     self.began,
                     truncated_by,
-                    {table_id: dict(sent) for table_id, sent in self._partitions.items()},
+                    self._partitions.everything(),
                 )
             # Without the lock: who reads meanwhile does not wait for the disk.
             replace(self.root / "checkpoint.json", checkpoint.dumps())
@@ -325,7 +337,7 @@ class Journal:
                 (self.root / name).unlink(missing_ok=True)
             sync_directory(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}
-            self._truncated_by, self._partitions = {}, {}
+            self._truncated_by, self._partitions = {}, SentPartitions()
             self._checkpoint = Checkpoint()
 
     # Reading.
@@ -349,8 +361,7 @@ class Journal:
             self._schemas.setdefault(schema.id, {})[schema.version] = schema
         for table_id, xids in self._checkpoint.truncated_by.items():
             self._truncated_by[table_id] = deque(xids, _TRUNCATIONS)
-        for table_id, sent in self._checkpoint.partitions.items():
-            self._partitions.setdefault(table_id, {}).update(sent)
+        self._partitions.take(self._checkpoint.partitions)
 
     def _read_checkpoint(self) -> Checkpoint:
         try:
@@ -368,8 +379,7 @@ class Journal:
             if segment.truncated_by:
                 known = self._truncated_by.setdefault(segment.table_id, deque(maxlen=_TRUNCATIONS))
                 known.extend(segment.truncated_by)
-        for root, oid, xid in manifest.partitions:
-            self._partitions.setdefault(root, {})[oid] = xid
+        self._partitions.take(manifest.partitions)
         announced: dict[TableId, list[Lsn]] = defaultdict(list)
         for schema in manifest.announced:
             announced[schema.id].append(schema.version)

@@ -13,8 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+from penstock.journal.partitions import SentPartition
 from penstock.schema import Lsn, TableId, TableSchema
 
 
@@ -45,13 +46,15 @@ class Defect:
     """A value that its column's type cannot hold. The segment has NULL in its place.
 
     `row` shows the key of the first such row as text, `value` its value, cut
-    short; `count` says how many rows of the segment have one in this column.
+    short; `count` says how many rows of the segment have one in this column. Where it
+    was `unsent`, old rows lack what is needed to tell which they are.
     """
 
     column: str
     row: str
     value: str
     count: int
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class SegmentRef:
             "key_changes": self.key_changes,
             "key_min": self.key_min,
             "key_max": self.key_max,
-            "defects": [[d.column, d.row, d.value, d.count] for d in self.defects],
+            "defects": [[d.column, d.row, d.value, d.count, d.unsent] for d in self.defects],
             "truncated_by": list(self.truncated_by),
         }
 
@@ -109,15 +112,6 @@ class SegmentRef:
             tuple(Defect(*defect) for defect in data["defects"]),
             tuple(data.get("truncated_by", ())),
         )
-
-
-class SentPartition(NamedTuple):
-    """A partition whose changes are sent under the name of `root`, and the transaction in
-    which the stream told so."""
-
-    root: TableId
-    oid: int
-    xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +147,7 @@ class Manifest:
                 "last_commit_at": self.last_commit_at and self.last_commit_at.isoformat(),
                 "schemas": [schema.to_json() for schema in self.schemas],
                 "segments": [segment.to_json() for segment in self.segments],
-                "partitions": [[sent.root.oid, sent.oid, sent.xid] for sent in self.partitions],
+                "partitions": [partition.to_json() for partition in self.partitions],
             }
         )
 
@@ -169,10 +163,7 @@ class Manifest:
             datetime.fromisoformat(last) if last else None,
             tuple(TableSchema.from_json(schema) for schema in data["schemas"]),
             tuple(SegmentRef.from_json(segment) for segment in data["segments"]),
-            tuple(
-                SentPartition(TableId(root), oid, xid)
-                for root, oid, xid in data.get("partitions", ())
-            ),
+            tuple(SentPartition.from_json(sent) for sent in data.get("partitions", ())),
         )
 
 

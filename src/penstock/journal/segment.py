@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,10 +84,10 @@ def write_segment(path: Path, root: Path, chunks: Sequence[Chunk]) -> SegmentRef
 
 def _merge(defects: object) -> tuple[Defect, ...]:
     """One defect a column: the first row that has it, and how many there are."""
-    first: dict[str, Defect] = {}
+    first: dict[tuple[str, bool], Defect] = {}
     for defect in defects:  # type: ignore[attr-defined]
-        known = first.get(defect.column)
+        known = first.get((defect.column, defect.unsent))
         count = defect.count + (known.count if known else 0)
         shown = known or defect
-        first[defect.column] = Defect(shown.column, shown.row, shown.value, count)
+        first[defect.column, defect.unsent] = replace(shown, count=count)
     return tuple(first.values())

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from penstock.journal.manifest import SentPartition
+from penstock.journal.partitions import SentPartition
 from penstock.journal.relations import sends
 from penstock.postgres.ddl import Announcement, Rewrite, parse_message
 from penstock.postgres.relation_message import RelationMessage

@@ -10,7 +10,8 @@ from pathlib import Path
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.files import create_exclusively, sync_directory
 from penstock.journal.journal import Journal, JournalOwner
-from penstock.journal.manifest import Manifest, SegmentRef, SentPartition, now
+from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.journal.partitions import SentPartition
 from penstock.schema import Lsn, TableId, TableSchema
 
 

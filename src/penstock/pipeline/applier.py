@@ -250,10 +250,24 @@ class Applier:
         for segment in run.segments:
             for defect in segment.defects:
                 if may_matter(defect, self._context.journal.file(segment), visible):
+                    if defect.unsent:
+                        raise self._unmatched(run, defect)
                     if strict or defect.column in key:
                         raise self._unrepresentable(run, defect, in_key=defect.column in key)
                     count += defect.count
         return count
+
+    def _unmatched(self, run: Run, defect: Defect) -> PenstockError:
+        return PenstockError(
+            ErrorKind.SOURCE_SCHEMA,
+            f"column {defect.column} did not come with an old row ({shorten(defect.row)}): the"
+            " replica identity of a partition does not cover the key of the table that it is"
+            " published under",
+            hint="`penstock doctor` names the partition and the statement that mends it; after"
+            " that, `penstock resync` the table",
+            table=self.schema.name,
+            position=run.end,
+        )
 
     def _unrepresentable(self, run: Run, defect: Defect, *, in_key: bool) -> PenstockError:
         instead = "" if in_key else ", or set on_unrepresentable: null"

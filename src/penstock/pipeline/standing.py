@@ -16,6 +16,7 @@ import dataclasses
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -30,8 +31,9 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.connection import connect
-from penstock.postgres.terms import Partition, Terms, kept_rows
+from penstock.postgres.terms import Partition, Terms, brought_rows, kept_rows
 from penstock.schema import Lsn, TableId, TableSchema
+from penstock.states import VisibleXids
 
 logger = logging.getLogger("penstock.pipeline.table")
 
@@ -59,6 +61,7 @@ class Standing:
         self._differing: Membership | None = None
         self._broken: str | None = None
         self._refiled: _Refiled | None = None
+        self._joined: Terms | None = None
 
     def see(self, published: PublishedTable, seen: Membership, there: TableSchema) -> None:
         """Compare with how the catalog describes the table; `there` is what the destination
@@ -75,21 +78,36 @@ class Standing:
                 # An earlier look that still waits for the journal: a later one would
                 # wait for longer.
                 if self._context.journal.end >= refiled.until and not self._untold():
-                    self._go_on_with(refiled.terms)
+                    self._accept(kept, refiled.terms)
             elif partitions := kept.refiled_by(published.terms):
                 self._refiled = _Refiled(partitions, published.terms, seen.source_at)
             elif published.terms != kept:
-                self._go_on_with(published.terms)  # a partition that was created, say
+                self._accept(kept, published.terms)
+            elif kept.aged(published.terms) and self._context.journal.end >= seen.source_at:
+                if kept.since is not None:
+                    self._context.journal.forget_partitions(kept.since)
+                self._go_on_with(published.terms, published.terms.seen)
+
+    def _accept(self, kept: Terms, now: Terms) -> None:
+        """Go on with other terms, unless a partition is new under them that may have rows."""
+        if kept.joined_by(now):
+            self._joined = now
+        else:
+            self._go_on_with(now)
 
     def _missed(self, kept: Terms, now: Terms) -> str | None:
-        """Whether a partition came and went that no look has seen."""
+        """What no look has seen: a partition that came and went, or rows that were sent under
+        another table's name for a while."""
         journal = self._context.journal
-        missed = kept.missed(now, journal.sent_partitions(self._table_id))
-        if not missed:
-            return None
-        schemas = journal.latest_schemas()
-        names = ", ".join(sorted(str(schemas[TableId(oid)].name) for oid in missed))
-        return f"partition {names} came and went"
+        for oid, xid in journal.partitions_sent_under(self._table_id).items():
+            known = oid in kept.partitions or oid in now.partitions
+            if not known and kept.judged_since(now, xid):
+                return f"partition {journal.latest_schemas()[TableId(oid)].name} came and went"
+        for oid, xid in journal.sent_elsewhere(self._table_id, kept.partitions).items():
+            if kept.judged_since(now, xid):
+                name = journal.latest_schemas()[TableId(oid)].name
+                return f"changes of {name} were published under the name of another table"
+        return None
 
     def keep(self, terms: Terms) -> None:
         """These are the terms from here on. Durable when this returns."""
@@ -98,11 +116,11 @@ class Standing:
             replace(self._file, json.dumps(terms.to_json()))
             failpoint("terms_kept")
             self._kept, self._kept_at = terms, time.monotonic()
-            self._broken = self._refiled = None
+            self._broken = self._refiled = self._joined = None
 
-    def _go_on_with(self, terms: Terms, since: int | None = None) -> None:
-        """Keep what has changed since the copy, which is still of the timeline it was of; or
-        since then, if somebody has decided to go on without another."""
+    def _go_on_with(self, terms: Terms, since: VisibleXids | None = None) -> None:
+        """Keep what has changed since the copy, which is still of the timeline it was of.
+        What was before `since` does not matter any more."""
         with self._lock:
             copied = self._kept or terms
             self.keep(
@@ -144,8 +162,10 @@ class Standing:
         if self._differing:
             return None
         if self._broken is None and (untold := self._untold()):
-            names = ", ".join(partition.name for partition in untold.values())
-            return f"partition {names} was truncated by itself or rewritten"
+            return f"partition {_names(untold)} was truncated by itself or rewritten"
+        kept, joined = self._kept, self._joined
+        if self._broken is None and kept is not None and joined is not None:
+            return f"partition {_names(kept.joined_by(joined))} was attached"
         return self._broken
 
     def _untold(self) -> dict[int, Partition]:
@@ -160,15 +180,19 @@ class Standing:
         }
 
     def _lost_nothing(self) -> bool:
-        """Whether the broken terms are only those of partitions that still have their rows."""
+        """Whether the broken terms are only those of partitions that still have their rows,
+        or that had none when they were attached."""
         kept, refiled, untold = self._kept, self._refiled, self._untold()
-        if self._broken is not None or kept is None or refiled is None or not untold:
+        terms = refiled.terms if refiled and untold else self._joined
+        if self._broken is not None or kept is None or terms is None:
             return False
         config = self._context.config
         with connect(config.pg_connection, f"{config.id}_watch") as session:
-            if not kept_rows(session, untold, kept.horizon):
+            if untold and not (kept.seen and kept_rows(session, untold, kept.seen)):
                 return False
-        self._go_on_with(refiled.terms)
+            if brought_rows(session, self._table_id.oid, kept.joined_by(terms)):
+                return False
+        self._go_on_with(terms)
         return True
 
     def wants_copy(self, published: PublishedTable) -> bool:
@@ -193,7 +217,7 @@ class Standing:
                 table=table.name,
             )
         if action is SchemaChangeAction.CONTINUE:
-            self._go_on_with(published.terms, published.terms.since)
+            self._go_on_with(published.terms, published.terms.seen)
         return action is SchemaChangeAction.RESYNC
 
     def _load(self) -> Terms | None:
@@ -209,6 +233,10 @@ def kept_terms(journal: Path, table_id: TableId) -> Terms | None:
 def forget_terms(journal: Journal, table_id: TableId) -> None:
     """The table has left the publication."""
     _file(journal.root, table_id).unlink(missing_ok=True)
+
+
+def _names(partitions: Mapping[int, Partition]) -> str:
+    return ", ".join(partition.name for partition in partitions.values())
 
 
 def _file(journal: Path, table_id: TableId) -> Path:

@@ -31,8 +31,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.postgres.connection import Session, server_version, translated
+from penstock.states import VisibleXids
 
 _FIRST_BLOCKS = 64
+_AGED = 2**28
 _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attributes"}
 
 
@@ -40,8 +42,8 @@ _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attribu
 class Partition:
     """A relation that holds rows of a partitioned table.
 
-    `links` are the transactions that tied it to its ancestors. A partition that was
-    `attached` may have had rows before; one that was created as such had none. `file` is
+    `links` are the transactions that tied it to its ancestors. A partition that may have
+    been `attached` may have had rows before; one that was created as such had none. `file` is
     where its rows are (0 where nobody wants to hear of a TRUNCATE: the publication leaves
     them out), and `touched_by` the transaction that changed its entry in the
     catalog last: a TRUNCATE does, when it gives it another file.
@@ -59,9 +61,9 @@ class Terms:
     """`entries` name the rows of the catalog that put the table into the publication: made
     anew when it leaves and comes back, and when its filter or column list is set anew.
     `printed` is what the parts of its columns' types are printed as: the labels of enums,
-    the attributes of composite types. Transactions before `horizon` had ended when the
-    terms were read, on this `timeline` of the server's; those before `since`, when the copy
-    was made.
+    the attributes of composite types. The terms were `seen` together with these
+    transactions, on this `timeline` of the server's. Those before `since`, at first the copy's,
+    are known to have broken nothing.
 
     `options` is the transaction that last set the publication's options, for tables that
     are partitioned or partitions; None for others. `columns` has each column with the
@@ -75,9 +77,9 @@ class Terms:
     options: str | None = None
     columns: frozenset[str] = frozenset()
     printed: Mapping[str, str] = field(default_factory=dict)
-    horizon: int = field(default=0, compare=False)
     timeline: int = field(default=0, compare=False)
-    since: int = field(default=0, compare=False)
+    seen: VisibleXids | None = field(default=None, compare=False)
+    since: VisibleXids | None = field(default=None, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
         """What has happened since that no change in the stream tells of; None if nothing has."""
@@ -93,26 +95,31 @@ class Terms:
             after = now.partitions.get(oid)
             if after is None or after.links != before.links:
                 return f"partition {before.name} was detached or dropped"
-        for oid, new in now.partitions.items():
-            if new.attached and oid not in self.partitions:
-                return f"partition {new.name} was attached"
         for part, was in self.printed.items():
             if (shown := now.printed.get(part, was)) != was:
                 return f"{_PRINTED_PARTS[part.split()[0]]} {was} became {shown}"
         return None
 
-    def missed(self, now: Terms, sent: Mapping[int, int]) -> set[int]:
-        """The partitions that came and went since the copy. `sent` are all that the stream told
-        of, with the transaction that it last did in."""
+    def joined_by(self, now: Terms) -> dict[int, Partition]:
+        """The partitions that are new, and may have brought rows."""
         return {
-            oid
-            for oid, xid in sent.items()
-            if oid not in self.partitions
-            and oid not in now.partitions
-            and self.since
-            and not _precedes(xid, self.since)
-            and _precedes(xid, now.horizon)  # else it may be one that is not seen yet
+            oid: new
+            for oid, new in now.partitions.items()
+            if new.attached and oid not in self.partitions
         }
+
+    def judged_since(self, now: Terms, xid: int) -> bool:
+        """Whether a transaction ended after `since`, and before these terms were seen."""
+        if self.since is None or now.seen is None:
+            return False
+        return now.seen.contains(xid) and not self.since.contains(xid)
+
+    def aged(self, now: Terms) -> bool:
+        """Whether `since` is so long ago that the stream's transaction ids would soon seem
+        to be older than it: they have 32 bits."""
+        if self.since is None or now.seen is None:
+            return now.seen is not None
+        return now.seen.xmax - self.since.xmax > _AGED
 
     def refiled_by(self, now: Terms) -> dict[int, Partition]:
         """The partitions whose rows are in another file now.
@@ -139,9 +146,9 @@ class Terms:
             "options": self.options,
             "columns": sorted(self.columns),
             "printed": dict(self.printed),
-            "horizon": self.horizon,
             "timeline": self.timeline,
-            "since": self.since,
+            "seen": self.seen and str(self.seen),
+            "since": self.since and str(self.since),
             "partitions": {
                 str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
                 for oid, each in self.partitions.items()
@@ -160,9 +167,8 @@ class Terms:
             data.get("options"),
             frozenset(data.get("columns", ())),
             data.get("printed", {}),
-            data.get("horizon", 0),
             data.get("timeline", 0),
-            data.get("since", 0),
+            *(data.get(name) and VisibleXids.parse(data[name]) for name in ("seen", "since")),
         )
 
 
@@ -204,16 +210,16 @@ _COLUMNS = """
 
 # A column of the system's own is as old as its table, whatever is altered later: a link
 # of the same transaction was made by CREATE TABLE ... PARTITION OF. Or else by ATTACH PARTITION,
-# which touches every column by the command that makes the link.
+# which touches every other column.
 _PARTITIONS = """
     WITH RECURSIVE parts(root, oid, links, attached) AS (
         SELECT c.oid, c.oid, '{}'::text[], false
         FROM pg_class c WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind = 'p'
         UNION ALL
         SELECT parts.root, i.inhrelid, parts.links || i.xmin::text,
-               parts.attached OR i.xmin IS DISTINCT FROM a.xmin OR EXISTS (
+               parts.attached OR i.xmin IS DISTINCT FROM a.xmin OR NOT EXISTS (
                    SELECT FROM pg_attribute own WHERE own.attrelid = i.inhrelid
-                   AND own.attnum > 0 AND own.xmin = i.xmin AND own.cmin = i.cmin)
+                   AND own.attnum > 0 AND own.xmin = a.xmin AND own.cmin = a.cmin)
         FROM parts
         JOIN pg_inherits i ON i.inhparent = parts.oid
         LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
@@ -262,7 +268,7 @@ _PRINTED = """
 
 # Before everything else, so that what is read afterwards is not older.
 _MOMENT = """
-    SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+    SELECT pg_current_snapshot()::text,
            CASE WHEN pg_is_in_recovery() THEN '0'
                 ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
 """
@@ -280,7 +286,7 @@ def publication_terms(
     columns: dict[int, list[str]] = {}
     printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
-        ((horizon, timeline),) = session.execute(_MOMENT).fetchall()
+        ((snapshot, timeline),) = session.execute(_MOMENT).fetchall()
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry, options[oid] in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
@@ -297,21 +303,54 @@ def publication_terms(
             options.get(oid),
             frozenset(columns.get(oid, ())),
             printed[oid],
-            horizon,
             int(timeline, 16),
-            since=horizon,
+            *(VisibleXids.parse(snapshot),) * 2,
         )
         for oid, row_filter in row_filters.items()
     }
 
 
-def _precedes(xid: int, horizon: int) -> bool:
-    """Whether a transaction of the stream, where ids wrap around, is older than `horizon`."""
-    return 0 < (horizon - xid) % 2**32 < 2**31
+_EARLIER_ROWS = """
+    WITH RECURSIVE links(parent, xid, command) AS (
+        SELECT inhparent, xmin, cmin FROM pg_inherits WHERE inhrelid = %(partition)s
+        UNION ALL
+        SELECT i.inhparent, i.xmin, i.cmin FROM links
+        JOIN pg_inherits i ON i.inhrelid = links.parent WHERE links.parent <> %(root)s)
+    SELECT FROM ONLY {partition} AS own JOIN links
+      ON age(own.xmin) > age(links.xid)
+      OR (own.xmin = links.xid AND own.cmin::text::bigint <= links.command::text::bigint)
+    LIMIT 1
+"""
 
 
-def kept_rows(session: Session, partitions: Iterable[int], horizon: int) -> bool:
-    """Whether each of these partitions has a row of a transaction from before `horizon`.
+def brought_rows(session: Session, root: int, partitions: Iterable[int]) -> bool:
+    """Whether one of these has a row from before it belonged to `root`, or is gone.
+
+    Later ones are in the stream. So is an UPDATE of an earlier one, with the whole row, or
+    without a value that no destination finds: that is an error then.
+    """
+    for oid in partitions:
+        with translated("looking for rows that a partition has brought"):
+            name = _relation(session, oid)
+            if name is None:
+                return True
+            query = _EARLIER_ROWS.format(partition=name)
+            parameters = {"partition": oid, "root": root}
+            if session.execute(query.encode(), parameters).fetchone() is not None:
+                return True
+    return False
+
+
+def _relation(session: Session, oid: int) -> str | None:
+    """A relation's name for a query that has parameters too."""
+    found = session.execute("SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid])
+    row = found.fetchone()
+    return None if row is None else str(row[0]).replace("%", "%%")
+
+
+def kept_rows(session: Session, partitions: Iterable[int], seen: VisibleXids) -> bool:
+    """Whether each of these partitions has a row of a transaction from before all that
+    were running when the terms were `seen`.
 
     Then none was truncated since, whatever else has given it another file: VACUUM FULL
     and CLUSTER leave rows their transactions. Only the first blocks are looked at, where
@@ -319,15 +358,13 @@ def kept_rows(session: Session, partitions: Iterable[int], horizon: int) -> bool
     """
     for oid in partitions:
         with translated("looking for rows that a rewrite has left"):
-            row = session.execute(
-                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid]
-            ).fetchone()
-            if row is None:
+            name = _relation(session, oid)
+            if name is None:
                 return False
             query = f"""
-                SELECT FROM ONLY {row[0].replace("%", "%%")}
+                SELECT FROM ONLY {name}
                 WHERE ctid < '({_FIRST_BLOCKS},0)' AND age(xmin) > age(%s::xid) LIMIT 1
             """
-            if session.execute(query.encode(), [str(horizon % 2**32)]).fetchone() is None:
+            if session.execute(query.encode(), [str(seen.xmin % 2**32)]).fetchone() is None:
                 return False
     return True

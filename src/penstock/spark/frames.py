@@ -12,7 +12,7 @@ of every autumn is ambiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -160,17 +160,18 @@ def iterate_events(batch: ChangeBatch) -> Iterator[Event]:
 
 def _event(table: TableSchema, change: Any, restore: _Restore) -> Event:
     place = _place(change)
-    full = table.identity is ReplicaIdentity.FULL
     old = restore(change["before"])
+    key = [column.name for column in table.key]
+    full = table.identity is ReplicaIdentity.FULL and not _is_bare_key(old, key)
     if old is not None and not full:
-        old = {column.name: old[column.name] for column in table.key}
+        old = {name: old[name] for name in key}
     match change["op"]:
         case "i":
             return Insert(*place, restore(change["after"]) or {})
         case "u":
             new = dict(restore(change["after"]) or {})
             unsent = change["unchanged"] or ()
-            known = {name: old[name] for name in unsent if old and name in old}
+            known = {name: old[name] for name in unsent if old and name in key}
             missing = tuple(name for name in unsent if name not in known)
             for name in missing:
                 del new[name]
@@ -182,6 +183,12 @@ def _event(table: TableSchema, change: Any, restore: _Restore) -> Event:
             return Truncate(*place)
         case op:
             raise ValueError(f"unknown change {op!r} at {place[1]}")
+
+
+def _is_bare_key(old: Mapping[str, Any] | None, key: Collection[str]) -> bool:
+    """Whether an old row has its key alone: a partition's, whose own identity is that."""
+    others = (value for name, value in (old or {}).items() if name not in key)
+    return bool(key) and all(value is None for value in others)
 
 
 def _place(change: Any) -> tuple[Lsn, Lsn, int]:

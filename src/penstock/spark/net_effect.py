@@ -14,9 +14,9 @@ that is exact can have the key at all: not when it begins with `i` or `m`. One
 shuffle and one sort bring a key's steps together in their order. A batch of
 inserts alone needs not even that.
 
-The hard part is a value that Postgres did not resend (unchanged TOAST). Under
-`REPLICA IDENTITY FULL` the old row has it. Otherwise it is the value of the same
-row's step before, in this batch, or else the mirror's own. "The same row" may
+The hard part is a value that Postgres did not resend (unchanged TOAST). Where the old
+row has come whole the receiver has taken it from there. Otherwise it is the value of the
+same row's step before, in this batch, or else the mirror's own. "The same row" may
 have had another key then: after a move the trail leads to the steps of the old
 key before the move, and from there possibly further (`trails`).
 """
@@ -110,7 +110,7 @@ def net_effect(batch: ChangeBatch) -> NetEffect:
             table=table.name,
             position=batch.end,
         )
-    return NetEffect(table, truncated, _tallied(table, changes), False, False, counts)
+    return NetEffect(table, truncated, _tallied(changes), False, False, counts)
 
 
 def _after_truncate(changes: DataFrame) -> tuple[bool, DataFrame]:
@@ -151,8 +151,7 @@ def _keyed(
 ) -> NetEffect:
     """`unsent`: values may be missing; `moves`: keys may change."""
     steps = _steps(table, changes, unsent, moves)
-    may_miss = unsent and table.identity is not ReplicaIdentity.FULL
-    if may_miss:
+    if unsent:
         from penstock.spark.trails import follow_trails
 
         steps = follow_trails(table, steps, moves)
@@ -177,7 +176,7 @@ def _keyed(
         F.when(F.col("kind") != "d", F.col("row")).alias("row"),
         *extra,
     )
-    return NetEffect(table, truncated, rows, False, may_miss, counts)
+    return NetEffect(table, truncated, rows, False, unsent, counts)
 
 
 ORDER = ("commit_lsn", "tx_ordinal", "part")
@@ -249,11 +248,9 @@ def _steps(table: TableSchema, changes: DataFrame, unsent: bool, moves: bool) ->
 
 
 def _row(table: TableSchema, unsent: bool) -> Column:
-    """The new row, with what the old one can tell of values that were not sent."""
+    """The new row, with those parts of the key that stand in the old one only."""
     after = F.col("after")
-    names = {column.name for column in toastable(table)}
-    if table.identity is not ReplicaIdentity.FULL:
-        names &= {column.name for column in table.key}
+    names = {column.name for column in toastable(table) if column.key_position is not None}
     if not unsent or not names:
         return after
     fields = []
@@ -267,11 +264,10 @@ def _row(table: TableSchema, unsent: bool) -> Column:
     return F.when(F.col("op") != "d", F.struct(*fields))
 
 
-def _tallied(table: TableSchema, changes: DataFrame) -> DataFrame:
+def _tallied(changes: DataFrame) -> DataFrame:
     """How many of each distinct row come or go."""
-    unsent = bool(toastable(table))
     gone = F.struct(F.col("before").alias("row"), F.lit(-1).cast("long").alias("change"))
-    come = F.struct(_row(table, unsent).alias("row"), F.lit(1).cast("long").alias("change"))
+    come = F.struct(F.col("after").alias("row"), F.lit(1).cast("long").alias("change"))
     parts = (
         F.when(F.col("op") == "i", F.array(come))
         .when(F.col("op") == "d", F.array(gone))

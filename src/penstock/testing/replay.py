@@ -76,8 +76,7 @@ def replayed_rows(journal: Journal, schema: TableSchema) -> list[Row]:
         if change["op"] in "ud":
             rows[repr(before)].pop()
         if change["op"] in "iu":
-            row = after | {name: before[name] for name in change["unchanged"] or ()}
-            rows.setdefault(repr(row), []).append(row)
+            rows.setdefault(repr(after), []).append(after)
     return [row for equals in rows.values() for row in equals]
 
 

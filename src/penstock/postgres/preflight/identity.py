@@ -68,7 +68,9 @@ def _table_findings(
             ErrorKind.SOURCE_SCHEMA,
         )
     for leaf in leaves:
-        if not _follows(leaf, whole):
+        # Under the root's FULL old rows may come by their key as well, if it has one.
+        needed = {column.name for column in whole.key} or _identity_columns(whole)
+        if not (_usable(leaf) and needed <= _identity_columns(leaf)):
             yield error(
                 f"partition {leaf.name}",
                 f"its replica identity does not cover the key of {whole.name},"
@@ -91,11 +93,6 @@ def _usable(table: TableSchema) -> bool:
 def _identity_columns(table: TableSchema) -> set[str]:
     full = table.identity is ReplicaIdentity.FULL
     return {column.name for column in (table.columns if full else table.key)}
-
-
-def _follows(leaf: TableSchema, root: TableSchema) -> bool:
-    """Whether the old rows of the partition have what the root's identity promises."""
-    return _usable(leaf) and _identity_columns(root) <= _identity_columns(leaf)
 
 
 def _leaf_remedy(leaf: TableSchema, root: TableSchema) -> str:
