@@ -38,7 +38,9 @@ class DeltaMirror(DeltaDestination):
     """Tables in a lake, read by a session that knows nothing of who wrote them."""
 
     def types(self, name: TableName) -> dict[str, str]:
-        return dict(self._frame(name).dtypes) if Path(self.path(name)).exists() else {}
+        # Files may be there before the commit that makes a table of them.
+        committed = any(Path(self.path(name), "_delta_log").glob("*.json"))
+        return dict(self._frame(name).dtypes) if committed else {}
 
     def rows(self, name: TableName) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._frame(name).toArrow().to_pylist()
