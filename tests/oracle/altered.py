@@ -205,7 +205,12 @@ class Alterations(Schedule):
                 yield f"ALTER TABLE {table} SET UNLOGGED"
                 yield self._change("insert", columns, chance)
                 yield self._change("update", columns, chance)
-                yield f"ALTER TABLE {table} SET LOGGED"
+                # Only a copy that is under way can be waited for here; given up, the table
+                # would have left the publication.
+                yield (
+                    "SET LOCAL lock_timeout = '60s';"
+                    f" ALTER TABLE {table} SET LOGGED; SET LOCAL lock_timeout = '2ms'"
+                )
             case "vacuum":
                 yield f"VACUUM FULL {table}"
             case _:
