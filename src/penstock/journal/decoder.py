@@ -8,6 +8,7 @@ changes simply carry another slot. Which version that is, `SchemaVersions` knows
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,8 +74,10 @@ class ChangeDecoder:
         self.versions = SchemaVersions(known, relations)
         self._slots: list[TableSchema] = []
         self._current: dict[int, int] = {}
-        self._heard_of: list[int] = []
+        self._heard_of: list[RelationMessage] = []
         """The relations that were told of since the last change."""
+        self._frugal: dict[int, set[int]] = defaultdict(set)
+        """Partitions that do not send whole old rows, by their root."""
         self._state = pgoutput.new_state()
 
     def decode(self, frames: CopyBuffer) -> Decoded:
@@ -139,9 +142,12 @@ class ChangeDecoder:
         *_, root, told = (None, *self._heard_of)
         self._heard_of.clear()
         table = self._slots[int(index.slot[change])].id
-        if root == table.oid and index.operation[change] != pgoutput.TRUNCATE:
-            partition = SentPartition(table, told, int(index.xid[change]))
+        if root and root.oid == table.oid and index.operation[change] != pgoutput.TRUNCATE:
+            partition = SentPartition(table, told.oid, int(index.xid[change]))
             self.versions.sent(partition, Lsn(int(index.commit_lsn[change])))
+            whole = told.identity == ReplicaIdentity.FULL
+            note = self._frugal[table.oid].discard if whole else self._frugal[table.oid].add
+            note(told.oid)
 
     def _parsed(self, message: bytes) -> RelationMessage:
         try:
@@ -169,18 +175,22 @@ class ChangeDecoder:
             slot = len(self._slots)
             self._slots.append(known)
         self._current[message.oid] = slot
-        self._heard_of.append(message.oid)
+        self._heard_of.append(message)
 
     def _chunks(self, buffer: Bytes, index: ChangeIndex) -> list[Chunk]:
         if len(index.slot) == 0:
             return []
         present = np.flatnonzero(np.bincount(index.slot, minlength=len(self._slots)))
         if len(present) == 1:
-            return [_chunk(self._slots[int(present[0])], buffer, index)]
+            return [self._chunk(int(present[0]), buffer, index)]
         return [
-            _chunk(self._slots[int(s)], buffer, index.take(np.flatnonzero(index.slot == s)))
+            self._chunk(int(s), buffer, index.take(np.flatnonzero(index.slot == s)))
             for s in present
         ]
+
+    def _chunk(self, slot: int, buffer: Bytes, index: ChangeIndex) -> Chunk:
+        schema = self._slots[slot]
+        return _chunk(schema, buffer, index, frugal=bool(self._frugal.get(schema.id.oid)))
 
 
 def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
@@ -190,8 +200,8 @@ def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
     return larger
 
 
-def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
-    """Decode the changes of one table."""
+def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex, *, frugal: bool) -> Chunk:
+    """Decode the changes of one table. `frugal`: partitions of it may not send all of old rows."""
     width, height = len(schema.columns), len(index.slot)
     counts = np.bincount(index.operation, minlength=4)
     has_old = bool(index.old.any())
@@ -235,7 +245,7 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
         whole = schema.identity is ReplicaIdentity.FULL
         old_columns = [c for c in schema.columns if whole or c.key_position is not None]
         columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
-        rows.require_keys(old)
+        rows.require_keys(old, frugal=frugal)
     if counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]:
         columns["after"] = rows.struct(schema.columns, new, index.operation >= pgoutput.DELETE)
     if unchanged:
@@ -284,7 +294,7 @@ class _Rows:
         mask = pa.array(absent) if absent.any() else None
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
 
-    def require_keys(self, old: ValueSlices) -> None:
+    def require_keys(self, old: ValueSlices, *, frugal: bool) -> None:
         """Note old rows that cannot be told from others by what has come of them.
 
         Postgres logs by a partition's identity and labels by its root's. So of an old row
@@ -292,7 +302,8 @@ class _Rows:
         said to be whole.
         """
         present = self._index.old != pgoutput.OLD_ABSENT
-        for column in self._schema.key:
+        every = self._schema.columns if frugal else ()
+        for column in self._schema.key or every:
             lacking = np.flatnonzero(present & (old.lengths[self._places[column.name]] < 0))
             if len(lacking):
                 sent = [
