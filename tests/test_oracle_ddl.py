@@ -97,7 +97,7 @@ def run_all(running: Replica, count: int, strategy: st.SearchStrategy[Any]) -> N
     try_out(count, strategy, run)
 
 
-@variants(newest=5, older=3, long=100)
+@variants(newest=5, older=3, long=40)
 def test_altered_tables_equal_the_source(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, variant: Variant
 ) -> None:

@@ -95,7 +95,7 @@ def prepare(database: Database) -> None:
         )
 
 
-@variants(newest=2, older=2, long=60)
+@variants(newest=2, older=2, long=25)
 def test_published_tables_equal_the_source(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, variant: Variant
 ) -> None:
