@@ -15,6 +15,7 @@ from penstock.postgres.catalog import published_tables
 from penstock.postgres.preflight import preflight
 from penstock.postgres.terms import Partition
 from penstock.schema import TableId
+from penstock.states import Errored
 from penstock.testing.waiting import wait_for
 from tests.conftest import COMPLAINTS
 from tests.pipeline.conftest import TIMEOUT, Source
@@ -504,25 +505,47 @@ def test_partitions_whose_identity_is_not_that_of_their_root(replica: Replica) -
         replica.expect(pipeline, rows, "bag: SELECT * FROM bag")
         replica.execute(
             "ALTER TABLE bag_1 ADD PRIMARY KEY (id), REPLICA IDENTITY DEFAULT",
-            "DELETE FROM bag WHERE id = 1",
+            "UPDATE bag SET note = 'other' WHERE id = 1",
         )
         wait_for(lambda: pipeline.status().table("public.bag").state.name == "errored")
         replica.execute(
             "ALTER TABLE parts_1 REPLICA IDENTITY USING INDEX by_v",
-            "DELETE FROM parts WHERE id = 4",
+            "UPDATE parts SET id = 14 WHERE id = 4",
         )
         wait_for(lambda: pipeline.status().table("public.parts").state.name == "errored")
         state = pipeline.status().table("public.parts").state
-        assert "column id did not come with an old row (v=4)" in state.reason
+        assert isinstance(state, Errored)
+        assert "partition public.parts_1 does not cover the key" in state.reason
         assert "penstock doctor" in (state.solution or "")
         findings = {finding.subject for finding in preflight(pipeline.config)}
         assert {"partition public.parts_1", "partition public.bag_1"} <= findings
-        replica.execute("ALTER TABLE parts_1 REPLICA IDENTITY DEFAULT")
         table = pipeline.status().table("public.parts").id
-        Requests(pipeline.config.journal_path).add(Request(table, Action.RESYNC))
+        requests = Requests(pipeline.config.journal_path)
+        requests.add(Request(table, Action.RESYNC))
+        hint = "REPLICA IDENTITY DEFAULT"
+        wait_for(
+            lambda: (
+                isinstance(now := pipeline.status().table("public.parts").state, Errored)
+                and hint in (now.solution or "")
+            ),
+            "the copy to be refused",
+        )
+        replica.execute("ALTER TABLE parts_1 REPLICA IDENTITY DEFAULT")
+        requests.add(Request(table, Action.RESYNC))
         wait_for(lambda: pipeline.status().table("public.parts").state.name != "errored")
         replica.execute("UPDATE parts SET id = 15 WHERE id = 5")
         wait_for(lambda: replica.mirrored(rows) == replica.published(rows))
+    replica.execute(
+        "DROP PUBLICATION pub",
+        "CREATE TABLE log (id int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE log_1 PARTITION OF log (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (100)",
+        "CREATE PUBLICATION pub FOR TABLE log"
+        " WITH (publish = 'insert', publish_via_partition_root)",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.execute("INSERT INTO log VALUES (1)")
+        replica.expect(pipeline, "log: SELECT * FROM log")
 
 
 def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) -> None:

@@ -8,9 +8,8 @@ changes simply carry another slot. Which version that is, `SchemaVersions` knows
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -76,8 +75,8 @@ class ChangeDecoder:
         self._current: dict[int, int] = {}
         self._heard_of: list[RelationMessage] = []
         """The relations that were told of since the last change."""
-        self._frugal: dict[int, set[int]] = defaultdict(set)
-        """Partitions that do not send whole old rows, by their root."""
+        self._frugal: dict[TableId, str] = {}
+        """A partition that does not send what its root's key is made of, by that root."""
         self._state = pgoutput.new_state()
 
     def decode(self, frames: CopyBuffer) -> Decoded:
@@ -145,9 +144,8 @@ class ChangeDecoder:
         if root and root.oid == table.oid and index.operation[change] != pgoutput.TRUNCATE:
             partition = SentPartition(table, told.oid, int(index.xid[change]))
             self.versions.sent(partition, Lsn(int(index.commit_lsn[change])))
-            whole = told.identity == ReplicaIdentity.FULL
-            note = self._frugal[table.oid].discard if whole else self._frugal[table.oid].add
-            note(told.oid)
+            if not _sends_key(told, self._slots[int(index.slot[change])]):
+                self._frugal[table] = f"{told.schema}.{told.name}"
 
     def _parsed(self, message: bytes) -> RelationMessage:
         try:
@@ -189,8 +187,22 @@ class ChangeDecoder:
         ]
 
     def _chunk(self, slot: int, buffer: Bytes, index: ChangeIndex) -> Chunk:
-        schema = self._slots[slot]
-        return _chunk(schema, buffer, index, frugal=bool(self._frugal.get(schema.id.oid)))
+        chunk = _chunk(self._slots[slot], buffer, index)
+        if (partition := self._frugal.pop(chunk.schema.id, None)) is None:
+            return chunk
+        return replace(chunk, defects=(*chunk.defects, Defect("", partition, "", 1, unsent=True)))
+
+
+def _sends_key(partition: RelationMessage, root: TableSchema) -> bool:
+    """Whether old rows of a partition have what tells the rows of its root apart.
+
+    Postgres logs by the partition's identity and labels by its root's. One without any
+    identity sends no old rows: Postgres refuses the statements.
+    """
+    sent = {column.name for column in partition.columns if column.key}
+    if partition.identity == ReplicaIdentity.FULL or not sent:
+        return True
+    return bool(root.key) and {column.name for column in root.key} <= sent
 
 
 def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
@@ -200,8 +212,8 @@ def _larger(index: ChangeIndex, used: int) -> ChangeIndex:
     return larger
 
 
-def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex, *, frugal: bool) -> Chunk:
-    """Decode the changes of one table. `frugal`: partitions of it may not send all of old rows."""
+def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
+    """Decode the changes of one table."""
     width, height = len(schema.columns), len(index.slot)
     counts = np.bincount(index.operation, minlength=4)
     has_old = bool(index.old.any())
@@ -245,7 +257,6 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex, *, frugal: bo
         whole = schema.identity is ReplicaIdentity.FULL
         old_columns = [c for c in schema.columns if whole or c.key_position is not None]
         columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
-        rows.require_keys(old, frugal=frugal)
     if counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]:
         columns["after"] = rows.struct(schema.columns, new, index.operation >= pgoutput.DELETE)
     if unchanged:
@@ -293,27 +304,6 @@ class _Rows:
             fields.append(pa.field(column.name, arrow_type(column.type)))
         mask = pa.array(absent) if absent.any() else None
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
-
-    def require_keys(self, old: ValueSlices, *, frugal: bool) -> None:
-        """Note old rows that cannot be told from others by what has come of them.
-
-        Postgres logs by a partition's identity and labels by its root's. So of an old row
-        the columns of some index may come, and not those of the root's key, also when it is
-        said to be whole.
-        """
-        present = self._index.old != pgoutput.OLD_ABSENT
-        every = self._schema.columns if frugal else ()
-        for column in self._schema.key or every:
-            lacking = np.flatnonzero(present & (old.lengths[self._places[column.name]] < 0))
-            if len(lacking):
-                sent = [
-                    f"{name}={self._text(old, place, int(lacking[0]))}"
-                    for name, place in self._places.items()
-                    if old.lengths[place, lacking[0]] >= 0
-                ]
-                shown = shorten(", ".join(sent))
-                self.defects.append(Defect(column.name, shown, "", len(lacking), unsent=True))
-                return
 
     def _widen(self, keys: pa.Array) -> None:
         found = pc.min_max(keys).as_py()

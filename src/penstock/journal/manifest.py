@@ -46,8 +46,8 @@ class Defect:
     """A value that its column's type cannot hold. The segment has NULL in its place.
 
     `row` shows the key of the first such row as text, `value` its value, cut
-    short; `count` says how many rows of the segment have one in this column. Where it
-    was `unsent`, old rows lack what is needed to tell which they are.
+    short; `count` says how many rows of the segment have one in this column. Or it is
+    `unsent`: old rows of the partition that `row` names lack what the table's key is made of.
     """
 
     column: str

@@ -29,6 +29,8 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.deliveries import Deliveries
 from penstock.pipeline.overlap import may_matter, precedes
 from penstock.pipeline.rates import Meter
+from penstock.postgres.connection import connect
+from penstock.postgres.preflight.identity import sends_old_rows
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
 from penstock.spark.changes import ChangeBatch
 from penstock.states import FinishedCopy, Ready, SyncDone, VisibleXids
@@ -251,20 +253,24 @@ class Applier:
             for defect in segment.defects:
                 if may_matter(defect, self._context.journal.file(segment), visible):
                     if defect.unsent:
-                        raise self._unmatched(run, defect)
+                        self._require_old_rows(run, defect)
+                        continue
                     if strict or defect.column in key:
                         raise self._unrepresentable(run, defect, in_key=defect.column in key)
                     count += defect.count
         return count
 
-    def _unmatched(self, run: Run, defect: Defect) -> PenstockError:
-        return PenstockError(
+    def _require_old_rows(self, run: Run, defect: Defect) -> None:
+        config = self._context.config
+        with connect(config.pg_connection, f"{config.id}_watch") as session:
+            if not sends_old_rows(session, config.publication_name):
+                return
+        raise PenstockError(
             ErrorKind.SOURCE_SCHEMA,
-            f"column {defect.column} did not come with an old row ({shorten(defect.row)}): the"
-            " replica identity of a partition does not cover the key of the table that it is"
-            " published under",
-            hint="`penstock doctor` names the partition and the statement that mends it; after"
-            " that, `penstock resync` the table",
+            f"the replica identity of partition {defect.row} does not cover the key of the table"
+            " that it is published under: its updates and deletes cannot be matched to rows",
+            hint="run the statement that `penstock doctor` has for it, then `penstock resync` the"
+            " table",
             table=self.schema.name,
             position=run.end,
         )

@@ -37,6 +37,7 @@ from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.copy_targets import copy_targets, fingerprint, rewritten
+from penstock.postgres.preflight.identity import require_old_rows
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
@@ -220,6 +221,8 @@ class Copier:
             published = self._published(snapshot.connection)
             if not published.terms.send_the_same(terms):
                 return None
+            if published.partitioned:
+                require_old_rows(snapshot.connection, config.publication_name, published.schema)
             before = fingerprint(snapshot.connection, published.schema)
             try:
                 read = self._read(snapshot, published, directory)

@@ -37,10 +37,14 @@ def may_matter(defect: Defect, file: str, visible: VisibleXids | None) -> bool:
     """Whether a defect of this segment may be in a change that the copy lacks.
 
     The segment has NULL where the value was, so only changes that have NULL
-    there count; a NULL that was one from the start cannot be told from it.
+    there count; a NULL that was one from the start cannot be told from it. A value that was
+    unsent may be any.
     """
     if visible is None:
         return True
+    if defect.unsent:
+        xids = pq.read_table(file, columns=["xid"])["xid"].unique().to_pylist()
+        return any(not visible.contains(xid) for xid in xids)
     present = pq.read_schema(file).names
     columns = ["xid", *(side for side in ("before", "after") if side in present)]
     rows = pq.read_table(file, columns=columns)

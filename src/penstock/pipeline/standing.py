@@ -37,6 +37,8 @@ from penstock.states import VisibleXids
 
 logger = logging.getLogger("penstock.pipeline.table")
 
+_LOCK_MS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class _Refiled:
@@ -71,6 +73,7 @@ class Standing:
             kept = self._kept or self._load()
             if kept is None or seen.read_at <= self._kept_at:
                 return
+            self._joined = None
             self._broken = kept.broken_by(published.terms) or self._missed(kept, published.terms)
             if self._broken is not None:
                 return
@@ -187,11 +190,17 @@ class Standing:
         if self._broken is not None or kept is None or terms is None:
             return False
         config = self._context.config
-        with connect(config.pg_connection, f"{config.id}_watch") as session:
-            if untold and not (kept.seen and kept_rows(session, untold, kept.seen)):
-                return False
-            if brought_rows(session, self._table_id.oid, kept.joined_by(terms)):
-                return False
+        try:
+            with connect(config.pg_connection, f"{config.id}_watch") as session:
+                session.execute(f"SET lock_timeout = {_LOCK_MS}")
+                if untold and not (kept.seen and kept_rows(session, untold, kept.seen)):
+                    return False
+                if brought_rows(session, kept.joined_by(terms)):
+                    return False
+        except PenstockError as error:
+            if error.kind.retryable:
+                raise
+            return False  # a partition that is gone, or that we may not look into
         self._go_on_with(terms)
         return True
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.errors import ErrorKind
+from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.catalog import (
     Publication,
     PublishedTable,
     partition_leaves,
     table_schema,
 )
+from penstock.postgres.catalog import publication as publication_of
 from penstock.postgres.connection import Session, translated
 from penstock.postgres.preflight.finding import Finding, error, listed
 from penstock.schema import ReplicaIdentity, TableSchema, quote_identifier
@@ -68,9 +69,7 @@ def _table_findings(
             ErrorKind.SOURCE_SCHEMA,
         )
     for leaf in leaves:
-        # Under the root's FULL old rows may come by their key as well, if it has one.
-        needed = {column.name for column in whole.key} or _identity_columns(whole)
-        if not (_usable(leaf) and needed <= _identity_columns(leaf)):
+        if not _usable(leaf) or not _covers(leaf, whole):
             yield error(
                 f"partition {leaf.name}",
                 f"its replica identity does not cover the key of {whole.name},"
@@ -78,6 +77,33 @@ def _table_findings(
                 _leaf_remedy(leaf, whole),
                 ErrorKind.SOURCE_SCHEMA,
             )
+
+
+def sends_old_rows(session: Session, publication_name: str) -> bool:
+    found = publication_of(session, publication_name)
+    return found is None or found.updates or found.deletes
+
+
+def require_old_rows(session: Session, publication_name: str, table: TableSchema) -> None:
+    """Raise where a partition, sent under the name of `table`, has an identity that does not
+    cover its key. (Without any, Postgres refuses what would send an old row.)"""
+    if not sends_old_rows(session, publication_name):
+        return
+    for leaf in partition_leaves(session, table):
+        if _usable(leaf) and not _covers(leaf, table):
+            raise PenstockError(
+                ErrorKind.SOURCE_SCHEMA,
+                f"the replica identity of partition {leaf.name} does not cover the table's key",
+                hint=_leaf_remedy(leaf, table),
+                table=table.name,
+            )
+
+
+def _covers(leaf: TableSchema, root: TableSchema) -> bool:
+    """Whether old rows of the partition have what tells those of the root apart."""
+    # Under the root's FULL they may come by its key as well, if it has one.
+    needed = {column.name for column in root.key} or _identity_columns(root)
+    return needed <= _identity_columns(leaf)
 
 
 def _usable(table: TableSchema) -> bool:
@@ -96,14 +122,10 @@ def _identity_columns(table: TableSchema) -> set[str]:
 
 
 def _leaf_remedy(leaf: TableSchema, root: TableSchema) -> str:
-    if root.identity is not ReplicaIdentity.FULL and _primary_key_covers(leaf, root):
+    # A primary key of the root is the partition's as well; under FULL it is the root's key.
+    if root.key and root.identity in (ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL):
         return f"ALTER TABLE {leaf.name.quoted} REPLICA IDENTITY DEFAULT;"
     return f"ALTER TABLE {leaf.name.quoted} REPLICA IDENTITY FULL;"
-
-
-def _primary_key_covers(leaf: TableSchema, root: TableSchema) -> bool:
-    # A primary key of the root is the partition's as well.
-    return root.identity is ReplicaIdentity.DEFAULT and bool(root.key) and bool(leaf.key)
 
 
 def _remedy(session: Session, table: TableSchema, leaves: list[TableSchema]) -> str:
