@@ -124,7 +124,8 @@ def older_database(other_servers: Callable[[int], EmbeddedPostgres]) -> Iterator
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of all tests of a worker, as penstock builds it, on two cores.
 
-    The tests of the command line have drivers of their own, which run generated code.
+    The tests of the command line and of the demo have drivers of their own, which run
+    generated code.
     """
     from penstock.spark.session import INTERPRETED, build_session
 

@@ -35,7 +35,7 @@ from penstock.cli.view import LiveView, PlainView, View
 from penstock.destinations import DeltaDestination
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
-from penstock.spark.session import INTERPRETED, check_java
+from penstock.spark.session import SHORT_LIVED, check_java
 from penstock.testing import EmbeddedPostgres, shop
 from penstock.testing.comparison import Comparison, compare
 from penstock.testing.driver import Status
@@ -109,7 +109,7 @@ class Place:
             "destination": {"type": "delta", "root": str(self.lake)},
             "store": {"url": f"sqlite:///{self.workings / 'store.db'}"},
             "journal": {"location": str(self.journal)},
-            "spark": {"config": dict(INTERPRETED)},
+            "spark": {"config": dict(SHORT_LIVED)},
         }
         path = self.workings / "penstock.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -213,7 +213,7 @@ class Demo:
         time.sleep(_REFRESH_S)
 
     def _compare(self, connection: psycopg.Connection[Any]) -> Iterator[Comparison]:
-        spark = self._stack.enter_context(spark_session("penstock-demo", config=INTERPRETED))
+        spark = self._stack.enter_context(spark_session("penstock-demo", config=SHORT_LIVED))
         _handle_signals()  # Spark has put its own handler in place of ours
         lake = DeltaDestination(self._place.lake)
         for table in _TABLES:
