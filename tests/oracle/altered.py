@@ -179,6 +179,9 @@ _COLUMNS = """
 """
 
 
+_UNLOGGED = "SELECT FROM pg_class WHERE oid = to_regclass(%s) AND relpersistence = 'u'"
+
+
 class Alterations(Schedule):
     """Changes one table's columns and rows."""
 
@@ -203,6 +206,11 @@ class Alterations(Schedule):
             case "persist":
                 # Nothing of a table is in the WAL meanwhile.
                 yield f"ALTER TABLE {table} SET UNLOGGED"
+                unlogged = (
+                    "SELECT FROM pg_class WHERE oid = to_regclass(%s) AND relpersistence = 'u'"
+                )
+                if not session.fetch(unlogged, table):
+                    return
                 yield self._change("insert", columns, chance)
                 yield self._change("update", columns, chance)
                 # Only a copy that is under way can be waited for here; given up, the table
