@@ -10,9 +10,11 @@ import pytest
 from penstock import Pipeline
 from penstock.destinations import MemoryDestination
 from penstock.errors import PenstockError
+from penstock.pipeline.copier import Copier
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.catalog import published_tables
 from penstock.postgres.preflight import preflight
+from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Partition
 from penstock.schema import TableId
 from penstock.states import Errored
@@ -546,6 +548,27 @@ def test_partitions_whose_identity_is_not_that_of_their_root(replica: Replica) -
         pipeline.wait_until_ready(TIMEOUT)
         replica.execute("INSERT INTO log VALUES (1)")
         replica.expect(pipeline, "log: SELECT * FROM log")
+
+
+def test_a_snapshot_locks_nothing(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or who waits to alter a table would keep out those who read it for the copy."""
+    replica.execute(
+        *(statement.format("parts") for statement in PARTS),
+        "CREATE TABLE plain (id int PRIMARY KEY)",
+        "CREATE PUBLICATION pub FOR TABLE parts, plain WITH (publish_via_partition_root)",
+    )
+    locked: list[Any] = []
+    read = Copier._read
+
+    def watched(copier: Copier, snapshot: ExportedSnapshot, *arguments: Any) -> Any:
+        locks = "SELECT relation::regclass FROM pg_locks WHERE pid = pg_backend_pid()"
+        locked.extend(snapshot.connection.execute(f"{locks} AND relation >= 16384").fetchall())
+        return read(copier, snapshot, *arguments)
+
+    monkeypatch.setattr(Copier, "_read", watched)
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+    assert locked == []
 
 
 def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) -> None:

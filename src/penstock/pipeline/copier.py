@@ -176,7 +176,12 @@ class Copier:
         has to be waited for."""
         session = connect(self._context.config.pg_connection, f"{self._context.config.id}_copy")
         try:
-            terms = self._published(session).terms
+            published = self._published(session)
+            if published.partitioned:
+                # Not within the snapshot: it would keep the partitions locked, and somebody
+                # who waits to alter one would keep out those who read for the copy.
+                require_old_rows(session, self._context.config.publication_name, published.schema)
+            terms = published.terms
             if settled is not None and settled.send_the_same(terms):
                 return terms
             writers, log_at = Writers(session, self._table), time.monotonic()
@@ -221,8 +226,6 @@ class Copier:
             published = self._published(snapshot.connection)
             if not published.terms.send_the_same(terms):
                 return None
-            if published.partitioned:
-                require_old_rows(snapshot.connection, config.publication_name, published.schema)
             before = fingerprint(snapshot.connection, published.schema)
             try:
                 read = self._read(snapshot, published, directory)
