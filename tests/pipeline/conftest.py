@@ -17,6 +17,7 @@ from penstock.stores import SqlStore
 from penstock.stores.base import PipelineStore, Worker
 from tests.conftest import Database
 from tests.pipeline.doubles import RememberingStore, ScriptedDestination
+from tests.pipeline.published import Replica
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,3 +144,12 @@ def source(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[
 @pytest.fixture
 def lake(source: Source, spark: SparkSession, tmp_path: Path) -> Lake:
     return Lake(source, spark, tmp_path)
+
+
+@pytest.fixture
+def replica(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Replica]:
+    source = Source(database, spark, tmp_path)
+    yield Replica(source)
+    for pipeline in source.started:
+        pipeline.shutdown()
+    source.connection.close()

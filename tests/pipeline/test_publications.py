@@ -2,112 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Pipeline
-from penstock.destinations import MemoryDestination
 from penstock.errors import PenstockError
-from penstock.pipeline.copier import Copier
-from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.catalog import published_tables
-from penstock.postgres.preflight import preflight
-from penstock.postgres.snapshot import ExportedSnapshot
-from penstock.postgres.terms import Partition
-from penstock.schema import TableId
-from penstock.states import Errored
 from penstock.testing.waiting import wait_for
 from tests.conftest import COMPLAINTS
-from tests.pipeline.conftest import TIMEOUT, Source
+from tests.pipeline.conftest import TIMEOUT
+from tests.pipeline.published import LOOSE, PARTS, Replica, Rows, copies
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
     from tests.conftest import Database
-
-Rows = list[tuple[Any, ...]]
-
-
-class Replica:
-    """A publication, the pipelines that replicate it, and what should be where."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.destination = MemoryDestination()
-        self.execute = source.execute
-
-    def pipeline(self, **settings: Any) -> Pipeline:
-        return self.source.pipeline(destination=self.destination, **settings)
-
-    def published(self, *queries: str) -> dict[str, Rows]:
-        """What queries say that tables of the destination have: `table: query`, or a table
-        whose rows are its own."""
-        found = {}
-        for each in queries:
-            table, _, query = each.partition(": ")
-            query = query or f"SELECT * FROM ONLY {table}"
-            rows = self.source.connection.execute(query.encode()).fetchall()
-            found[table] = sorted(rows, key=repr)
-        return found
-
-    def mirrored(self, *queries: str) -> dict[str, Rows]:
-        tables = [each.partition(": ")[0] for each in queries]
-        return {
-            table: sorted(
-                (tuple(r.values()) for r in self.destination.rows(_full(table))), key=repr
-            )
-            for table in tables
-        }
-
-    def expect(self, pipeline: Pipeline, *queries: str) -> None:
-        """Wait until the tables are there, and hold what they should; report what differs."""
-        caught_up: dict[str, Rows] = {}
-
-        def equal() -> bool:
-            nonlocal caught_up
-            self.source.catch_up(pipeline)
-            caught_up = self.mirrored(*queries)
-            return caught_up == self.published(*queries)
-
-        try:
-            wait_for(equal, limit=40)
-        except TimeoutError:
-            assert caught_up == self.published(*queries)
-
-    def tables(self, pipeline: Pipeline) -> list[str]:
-        return [table.name.removeprefix("public.") for table in pipeline.status().tables]
-
-
-def _full(table: str) -> str:
-    return table if "." in table else f"public.{table}"
-
-
-@pytest.fixture
-def replica(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Replica]:
-    source = Source(database, spark, tmp_path)
-    yield Replica(source)
-    for pipeline in source.started:
-        pipeline.shutdown()
-    source.connection.close()
-
-
-PARTS = (
-    "CREATE TABLE {0} (id int, area text, v int, PRIMARY KEY (id, area)) PARTITION BY LIST (area)",
-    "CREATE TABLE {0}_n PARTITION OF {0} FOR VALUES IN ('n')",
-    "CREATE TABLE {0}_deep PARTITION OF {0} FOR VALUES IN ('s', 't') PARTITION BY RANGE (id)",
-    "CREATE TABLE {0}_deep_1 PARTITION OF {0}_deep FOR VALUES FROM (0) TO (100)",
-    "CREATE TABLE {0}_deep_2 PARTITION OF {0}_deep FOR VALUES FROM (100) TO (200)",
-    "INSERT INTO {0} VALUES (1, 'n', 1), (2, 's', 2), (150, 't', 3)",
-)
-LOOSE = (  # with its columns in another order
-    "CREATE TABLE {0} (v int, gone int, area text, id int, PRIMARY KEY (id, area))",
-    "ALTER TABLE {0} DROP gone",
-    "INSERT INTO {0} VALUES (5, '{1}', 50), (6, '{1}', 51)",
-)
 
 
 @pytest.mark.since(15)
@@ -166,9 +73,9 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         )
         replica.expect(pipeline, *everything)
         assert replica.tables(pipeline) == names
-        assert _copies(replica.source, "cut") == 1, "a partition that is made is no reason"
-        assert _copies(replica.source, "moods") == 1, "a label that is added is no reason"
-        assert _copies(replica.source, "attached") == 1, "the stream tells of a TRUNCATE"
+        assert copies(replica.source, "cut") == 1, "a partition that is made is no reason"
+        assert copies(replica.source, "moods") == 1, "a label that is added is no reason"
+        assert copies(replica.source, "attached") == 1, "the stream tells of a TRUNCATE"
 
         # What no change tells of. One writes with a label that is another when it commits.
         writer = replica.source.database.connect(autocommit=False)
@@ -189,8 +96,8 @@ def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Repl
         writer.close()
         everything = ("filtered: SELECT * FROM filtered WHERE v > 50", *everything[1:])
         replica.expect(pipeline, *everything)
-        assert _copies(replica.source, "listed") == 1, "nothing was changed for it"
-        assert _copies(replica.source, "cut") == 2
+        assert copies(replica.source, "listed") == 1, "nothing was changed for it"
+        assert copies(replica.source, "cut") == 2
         replica.execute(*(f"UPDATE {root} SET v = -v" for root in roots))
         replica.expect(pipeline, *everything)
 
@@ -207,7 +114,7 @@ def test_a_copy_for_other_terms_waits_for_those_who_wrote_on_the_old_ones(
     caplog.set_level("INFO", "penstock.pipeline.copier")
 
     def copied_or_waiting() -> bool:
-        return _copies(replica.source, "t") == 2 or "waiting for transactions" in caplog.text
+        return copies(replica.source, "t") == 2 or "waiting for transactions" in caplog.text
 
     with replica.pipeline() as pipeline, database.connect() as writer:
         pipeline.wait_until_ready(TIMEOUT)
@@ -216,17 +123,6 @@ def test_a_copy_for_other_terms_waits_for_those_who_wrote_on_the_old_ones(
             replica.execute("ALTER PUBLICATION pub SET TABLE t WHERE (id > 10)")
             wait_for(copied_or_waiting)
         replica.expect(pipeline, "t: SELECT * FROM t WHERE id > 10")
-
-
-def _names(partitions: dict[int, Partition]) -> list[str]:
-    return [partition.name for partition in partitions.values()]
-
-
-def _copies(source: Source, table: str) -> int:
-    """How often a table was copied."""
-    row = source.connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
-    assert row is not None
-    return sum(state.name == "finished_copy" for state in source.store.history(TableId(row[0])))
 
 
 @pytest.mark.campaign
@@ -372,7 +268,7 @@ def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
         "filtered: SELECT * FROM filtered WHERE id > 1",
         "parts: SELECT * FROM parts",
     )
-    copies = _copies(replica.source, "same")
+    before = copies(replica.source, "same")
     with replica.pipeline() as pipeline:
         replica.expect(pipeline, *everything)
         # Partitions change their names, not their rows; their root gives way to them.
@@ -382,7 +278,7 @@ def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
         )
         replica.expect(pipeline, *everything[:-1], "loose", "parts_deep_1", "parts_deep_2")
         wait_for(lambda: "parts" not in replica.tables(pipeline))
-        assert _copies(replica.source, "same") == copies
+        assert copies(replica.source, "same") == before
 
         replica.execute("DROP PUBLICATION pub")
         with pytest.raises(PenstockError, match="the publication pub is gone"):
@@ -390,185 +286,6 @@ def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
     replica.execute("INSERT INTO same VALUES (4, 4)", "CREATE PUBLICATION pub FOR TABLE same")
     with replica.pipeline() as pipeline:
         replica.expect(pipeline, "same")
-
-
-def test_that_tables_that_were_created_as_partitions_do_not_count_as_attached(
-    database: Database,
-) -> None:
-    with database.connect() as connection:
-        for statement in (
-            *(statement.format("parts") for statement in PARTS),
-            *(statement.format("loose", "x") for statement in LOOSE),
-            "CREATE PUBLICATION pub FOR TABLE parts WITH (publish_via_partition_root)",
-        ):
-            connection.execute(statement.encode())
-
-        def terms() -> Any:
-            (table,) = published_tables(connection, "pub")
-            return table.terms
-
-        before = terms()
-        assert not any(part.attached for part in before.partitions.values())
-        connection.execute("CREATE TABLE parts_w PARTITION OF parts FOR VALUES IN ('w')")
-        created = terms()
-        assert before.broken_by(created) is None
-        assert not before.joined_by(created)
-        connection.execute("ALTER TABLE parts_w ALTER v SET NOT NULL, ADD CHECK (v < 1000)")
-        connection.execute("VACUUM FREEZE pg_attribute, pg_inherits, parts_w")
-        assert before.broken_by(terms()) is None
-        assert not before.joined_by(terms())
-        connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
-        attached = terms()
-        assert _names(created.joined_by(attached)) == ["public.loose"]
-        connection.execute("ALTER TABLE parts DETACH PARTITION loose")
-        assert "detached" in str(attached.broken_by(terms()))
-        connection.execute("ALTER TABLE parts ATTACH PARTITION loose FOR VALUES IN ('x')")
-        assert "detached" in str(attached.broken_by(terms())), "and what happened meanwhile"
-        assert type(attached).from_json(attached.to_json()) == attached
-
-        created = terms()
-        with connection.transaction():
-            for statement in LOOSE:
-                connection.execute(statement.format("quick", "q").encode())
-            connection.execute("ALTER TABLE parts ATTACH PARTITION quick FOR VALUES IN ('q')")
-        assert _names(created.joined_by(terms())) == ["public.quick"]
-        created = terms()
-        with connection.transaction():
-            connection.execute("CREATE TABLE parts_y PARTITION OF parts FOR VALUES IN ('y')")
-            connection.execute("ALTER TABLE parts_y ALTER v SET DEFAULT 5, ALTER id SET DEFAULT 6")
-            connection.execute("INSERT INTO parts VALUES (9, 'y', 9)")
-        assert not created.joined_by(terms())
-
-
-def test_a_partition_that_came_and_went_between_two_looks(replica: Replica) -> None:
-    """The catalog does not have it any more, but the stream has told of it."""
-    replica.execute(
-        "CREATE TYPE mood AS ENUM ('sad', 'glad')",
-        "CREATE TABLE parts (id int, k text, m mood, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
-        "CREATE TABLE parts_n PARTITION OF parts FOR VALUES IN ('n')",
-        "CREATE TABLE other (id int PRIMARY KEY, m mood)",
-        "CREATE PUBLICATION pub FOR TABLE parts, other WITH (publish_via_partition_root)",
-    )
-    passing = (
-        "CREATE TABLE passing PARTITION OF parts FOR VALUES IN ('p')",
-        "INSERT INTO parts VALUES (1, 'n', 'sad'), (2, 'p', 'glad')",
-        "DROP TABLE passing",
-    )
-    with replica.pipeline() as pipeline:
-        pipeline.wait_until_ready(TIMEOUT)
-        # Both are told of before one TRUNCATE, and neither is a partition of the other.
-        replica.execute("TRUNCATE parts, other", *passing[:1])
-        replica.execute("INSERT INTO parts VALUES (3, 'p', NULL)", "INSERT INTO other VALUES (1)")
-        replica.expect(pipeline, "parts: SELECT * FROM parts", "other")
-        assert _copies(replica.source, "parts") == _copies(replica.source, "other") == 1
-        replica.execute("DROP TABLE passing")
-        replica.expect(pipeline, "parts: SELECT * FROM parts")
-        assert _copies(replica.source, "parts") == 2
-    replica.execute(*passing)
-    with replica.pipeline() as pipeline:
-        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
-        assert _copies(replica.source, "parts") == 3
-        replica.execute("INSERT INTO parts VALUES (4, 'n', 'sad')")
-        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
-        assert _copies(replica.source, "parts") == 3, "one copy is enough"
-    with replica.pipeline() as pipeline:
-        replica.execute("INSERT INTO parts VALUES (5, 'n', 'sad')")
-        replica.expect(pipeline, "parts: SELECT id, k, m::text FROM parts", "other")
-        assert _copies(replica.source, "parts") == 3, "also after a restart"
-
-
-def test_partitions_whose_identity_is_not_that_of_their_root(replica: Replica) -> None:
-    """Postgres logs by the one and labels by the other."""
-    long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g)"
-    replica.execute(
-        "CREATE TABLE parts (id int PRIMARY KEY, v int NOT NULL, note text)"
-        " PARTITION BY RANGE (id)",
-        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (100)",
-        "ALTER TABLE parts ALTER note SET STORAGE external",
-        "ALTER TABLE parts_1 ALTER note SET STORAGE external",
-        f"INSERT INTO parts SELECT g, g, {long} FROM generate_series(1, 6) g",
-        "CREATE UNIQUE INDEX by_v ON parts_1 (v)",
-        "CREATE TABLE bag (id int NOT NULL, note text) PARTITION BY RANGE (id)",
-        "CREATE TABLE bag_1 PARTITION OF bag FOR VALUES FROM (0) TO (100)",
-        *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("bag", "bag_1")),
-        "INSERT INTO bag VALUES (1, 'one'), (1, NULL), (2, 'two')",
-        "CREATE PUBLICATION pub FOR TABLE parts, bag WITH (publish_via_partition_root)",
-    )
-    rows = "parts: SELECT * FROM parts"
-    with replica.pipeline() as pipeline:
-        pipeline.wait_until_ready(TIMEOUT)
-        replica.execute(
-            "ALTER TABLE parts REPLICA IDENTITY FULL",  # which its partition does not inherit
-            "UPDATE parts SET id = 11 WHERE id = 1",
-            "UPDATE parts SET v = 12 WHERE id = 2",
-            "DELETE FROM parts WHERE id = 3",
-            "DELETE FROM bag WHERE note IS NULL",
-        )
-        replica.expect(pipeline, rows, "bag: SELECT * FROM bag")
-        replica.execute(
-            "ALTER TABLE bag_1 ADD PRIMARY KEY (id), REPLICA IDENTITY DEFAULT",
-            "UPDATE bag SET note = 'other' WHERE id = 1",
-        )
-        wait_for(lambda: pipeline.status().table("public.bag").state.name == "errored")
-        replica.execute(
-            "ALTER TABLE parts_1 REPLICA IDENTITY USING INDEX by_v",
-            "UPDATE parts SET id = 14 WHERE id = 4",
-        )
-        wait_for(lambda: pipeline.status().table("public.parts").state.name == "errored")
-        state = pipeline.status().table("public.parts").state
-        assert isinstance(state, Errored)
-        assert "partition public.parts_1 does not cover the key" in state.reason
-        assert "penstock doctor" in (state.solution or "")
-        findings = {finding.subject for finding in preflight(pipeline.config)}
-        assert {"partition public.parts_1", "partition public.bag_1"} <= findings
-        table = pipeline.status().table("public.parts").id
-        requests = Requests(pipeline.config.journal_path)
-        requests.add(Request(table, Action.RESYNC))
-        hint = "REPLICA IDENTITY DEFAULT"
-        wait_for(
-            lambda: (
-                isinstance(now := pipeline.status().table("public.parts").state, Errored)
-                and hint in (now.solution or "")
-            ),
-            "the copy to be refused",
-        )
-        replica.execute("ALTER TABLE parts_1 REPLICA IDENTITY DEFAULT")
-        requests.add(Request(table, Action.RESYNC))
-        wait_for(lambda: pipeline.status().table("public.parts").state.name != "errored")
-        replica.execute("UPDATE parts SET id = 15 WHERE id = 5")
-        wait_for(lambda: replica.mirrored(rows) == replica.published(rows))
-    replica.execute(
-        "DROP PUBLICATION pub",
-        "CREATE TABLE log (id int NOT NULL) PARTITION BY RANGE (id)",
-        "CREATE TABLE log_1 PARTITION OF log (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (100)",
-        "CREATE PUBLICATION pub FOR TABLE log"
-        " WITH (publish = 'insert', publish_via_partition_root)",
-    )
-    with replica.pipeline() as pipeline:
-        pipeline.wait_until_ready(TIMEOUT)
-        replica.execute("INSERT INTO log VALUES (1)")
-        replica.expect(pipeline, "log: SELECT * FROM log")
-
-
-def test_a_snapshot_locks_nothing(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or who waits to alter a table would keep out those who read it for the copy."""
-    replica.execute(
-        *(statement.format("parts") for statement in PARTS),
-        "CREATE TABLE plain (id int PRIMARY KEY)",
-        "CREATE PUBLICATION pub FOR TABLE parts, plain WITH (publish_via_partition_root)",
-    )
-    locked: list[Any] = []
-    read = Copier._read
-
-    def watched(copier: Copier, snapshot: ExportedSnapshot, *arguments: Any) -> Any:
-        locks = "SELECT relation::regclass FROM pg_locks WHERE pid = pg_backend_pid()"
-        locked.extend(snapshot.connection.execute(f"{locks} AND relation >= 16384").fetchall())
-        return read(copier, snapshot, *arguments)
-
-    monkeypatch.setattr(Copier, "_read", watched)
-    with replica.pipeline() as pipeline:
-        pipeline.wait_until_ready(TIMEOUT)
-    assert locked == []
 
 
 def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) -> None:
