@@ -127,18 +127,23 @@ class Lake:
 
 
 @pytest.fixture
-def source(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Source]:
+def empty_source(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Source]:
     source = Source(database, spark, tmp_path)
-    source.execute(
+    yield source
+    for pipeline in source.started:
+        pipeline.shutdown()
+    source.connection.close()
+
+
+@pytest.fixture
+def source(empty_source: Source) -> Source:
+    empty_source.execute(
         "CREATE TABLE a (id bigint PRIMARY KEY, v text)",
         "CREATE TABLE b (id bigint PRIMARY KEY, v text)",
         "INSERT INTO a SELECT g, 'a' || g FROM generate_series(1, 100) g",
         "CREATE PUBLICATION pub FOR TABLE a, b",
     )
-    yield source
-    for pipeline in source.started:
-        pipeline.shutdown()
-    source.connection.close()
+    return empty_source
 
 
 @pytest.fixture
@@ -147,9 +152,5 @@ def lake(source: Source, spark: SparkSession, tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def replica(database: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Replica]:
-    source = Source(database, spark, tmp_path)
-    yield Replica(source)
-    for pipeline in source.started:
-        pipeline.shutdown()
-    source.connection.close()
+def replica(empty_source: Source) -> Replica:
+    return Replica(empty_source)

@@ -164,16 +164,16 @@ def test_the_child_sees_the_end_of_its_input_when_its_parent_dies(tmp_path: Path
     parent = tmp_path / "parent.py"
     parent.write_text(
         textwrap.dedent(f"""
-        import sys, time
+        import signal, sys
         from penstock.config import PgConnection, PipelineConfig
         from penstock.pipeline.receiver_process import ReceiverProcess
+        from penstock.testing.waiting import wait_for
         config = PipelineConfig(id="x", publication_name="p", pg_connection=PgConnection())
         process = ReceiverProcess(config, print, (sys.executable, {str(child)!r}))
         process.start()
-        while not process.settled:
-            time.sleep(0.01)
+        wait_for(lambda: process.settled)
         print(process.report.pid, flush=True)
-        time.sleep(600)
+        signal.pause()
         """)
     )
     with psutil.Popen([sys.executable, str(parent)], stdout=-1, text=True) as owner:

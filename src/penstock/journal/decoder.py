@@ -140,12 +140,12 @@ class ChangeDecoder:
         """
         *_, root, told = (None, *self._heard_of)
         self._heard_of.clear()
-        table = self._slots[int(index.slot[change])].id
-        if root and root.oid == table.oid and index.operation[change] != pgoutput.TRUNCATE:
-            partition = SentPartition(table, told.oid, int(index.xid[change]))
+        table = self._slots[int(index.slot[change])]
+        if root and root.oid == table.id.oid and index.operation[change] != pgoutput.TRUNCATE:
+            partition = SentPartition(table.id, told.oid, int(index.xid[change]))
             self.versions.sent(partition, Lsn(int(index.commit_lsn[change])))
-            if not _sends_key(told, self._slots[int(index.slot[change])]):
-                self._frugal[table] = f"{told.schema}.{told.name}"
+            if not _sends_key(told, table):
+                self._frugal[table.id] = f"{told.schema}.{told.name}"
 
     def _parsed(self, message: bytes) -> RelationMessage:
         try:
@@ -180,13 +180,13 @@ class ChangeDecoder:
             return []
         present = np.flatnonzero(np.bincount(index.slot, minlength=len(self._slots)))
         if len(present) == 1:
-            return [self._chunk(int(present[0]), buffer, index)]
+            return [self._chunk_of(int(present[0]), buffer, index)]
         return [
-            self._chunk(int(s), buffer, index.take(np.flatnonzero(index.slot == s)))
+            self._chunk_of(int(s), buffer, index.take(np.flatnonzero(index.slot == s)))
             for s in present
         ]
 
-    def _chunk(self, slot: int, buffer: Bytes, index: ChangeIndex) -> Chunk:
+    def _chunk_of(self, slot: int, buffer: Bytes, index: ChangeIndex) -> Chunk:
         chunk = _chunk(self._slots[slot], buffer, index)
         if (partition := self._frugal.pop(chunk.schema.id, None)) is None:
             return chunk

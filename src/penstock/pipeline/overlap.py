@@ -26,11 +26,13 @@ def precedes(version: TableSchema, files: Iterable[str], visible: VisibleXids) -
     """Whether a schema version, and all its changes in these segments, came before the copy."""
     if version.note is not None and not visible.contains(version.note.xid):
         return False
-    return all(
-        visible.contains(xid)
-        for file in files
-        for xid in pq.read_table(file, columns=["xid"])["xid"].unique().to_pylist()
-    )
+    return all(_contains(visible, file) for file in files)
+
+
+def _contains(visible: VisibleXids, file: str) -> bool:
+    """Whether the copy has every change of a segment."""
+    xids = pq.read_table(file, columns=["xid"])["xid"].unique().to_pylist()
+    return all(visible.contains(xid) for xid in xids)
 
 
 def may_matter(defect: Defect, file: str, visible: VisibleXids | None) -> bool:
@@ -43,8 +45,7 @@ def may_matter(defect: Defect, file: str, visible: VisibleXids | None) -> bool:
     if visible is None:
         return True
     if defect.unsent:
-        xids = pq.read_table(file, columns=["xid"])["xid"].unique().to_pylist()
-        return any(not visible.contains(xid) for xid in xids)
+        return not _contains(visible, file)
     present = pq.read_schema(file).names
     columns = ["xid", *(side for side in ("before", "after") if side in present)]
     rows = pq.read_table(file, columns=columns)

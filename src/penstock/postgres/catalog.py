@@ -47,6 +47,10 @@ class Publication:
     truncates: bool
     via_partition_root: bool
 
+    @property
+    def sends_old_rows(self) -> bool:
+        return self.updates or self.deletes
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:

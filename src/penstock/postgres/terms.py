@@ -288,6 +288,7 @@ def publication_terms(
     printed: dict[int, dict[str, str]] = defaultdict(dict)
     with translated(f"reading the terms of publication {publication}"):
         ((snapshot, timeline),) = session.execute(_MOMENT).fetchall()
+        seen = VisibleXids.parse(snapshot)
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry, options[oid] in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
@@ -305,7 +306,8 @@ def publication_terms(
             frozenset(columns.get(oid, ())),
             printed[oid],
             int(timeline, 16),
-            *(VisibleXids.parse(snapshot),) * 2,
+            seen,
+            since=seen,
         )
         for oid, row_filter in row_filters.items()
     }
@@ -324,13 +326,6 @@ def brought_rows(session: Session, partitions: Iterable[int]) -> bool:
         return any(size != 0 for (size,) in sizes)
 
 
-def _relation(session: Session, oid: int) -> str | None:
-    """A relation's name for a query that has parameters too."""
-    found = session.execute("SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid])
-    row = found.fetchone()
-    return None if row is None else str(row[0]).replace("%", "%%")
-
-
 def kept_rows(session: Session, partitions: Iterable[int], seen: VisibleXids) -> bool:
     """Whether each of these partitions has a row of a transaction from before all that
     were running when the terms were `seen`.
@@ -341,11 +336,13 @@ def kept_rows(session: Session, partitions: Iterable[int], seen: VisibleXids) ->
     """
     for oid in partitions:
         with translated("looking for rows that a rewrite has left"):
-            name = _relation(session, oid)
-            if name is None:
+            row = session.execute(
+                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid]
+            ).fetchone()
+            if row is None:
                 return False
             query = f"""
-                SELECT FROM ONLY {name}
+                SELECT FROM ONLY {row[0].replace("%", "%%")}
                 WHERE ctid < '({_FIRST_BLOCKS},0)' AND age(xmin) > age(%s::xid) LIMIT 1
             """
             if session.execute(query.encode(), [str(seen.xmin % 2**32)]).fetchone() is None:

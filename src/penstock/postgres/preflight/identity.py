@@ -31,7 +31,7 @@ def identity_findings(
     session: Session, publication: Publication, tables: list[PublishedTable]
 ) -> Iterator[Finding]:
     """The published tables whose updates and deletes cannot be followed."""
-    if not (publication.updates or publication.deletes):
+    if not publication.sends_old_rows:
         return
     for table in tables:
         whole = table_schema(session, table.schema.id.oid)
@@ -81,7 +81,7 @@ def _table_findings(
 
 def sends_old_rows(session: Session, publication_name: str) -> bool:
     found = publication_of(session, publication_name)
-    return found is None or found.updates or found.deletes
+    return found is None or found.sends_old_rows
 
 
 def require_old_rows(session: Session, publication_name: str, table: TableSchema) -> None:
