@@ -7,6 +7,7 @@ does not remedy is worse than none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from psycopg import pq
 
 from penstock.config import PgConnection, PipelineConfig, TableSyncCopy
 from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres.catalog import table_schema
 from penstock.postgres.connection import Session, connect, server_version
 from penstock.postgres.preflight import Finding, Severity, preflight, require
+from penstock.postgres.preflight.identity import require_old_rows
 from penstock.testing import EmbeddedPostgres
+from penstock.testing.waiting import wait_for
 
 SLOT = "penstock_shop"
 
@@ -422,6 +426,29 @@ def test_a_partition_that_logs_another_key(shop: Session, source: PgConnection) 
     assert finding.remedy.endswith("REPLICA IDENTITY DEFAULT;")
     remedy_works(shop, config(source), finding)
     assert errors(preflight(config(source))) == []
+
+
+def test_a_key_that_is_renamed_while_its_partitions_are_looked_at(
+    shop: Session, source: PgConnection
+) -> None:
+    """Partitions wait for a lock, and would come with names that their root did not have yet."""
+    shop.execute(PARTITIONED.format(key=", PRIMARY KEY (id)"))
+    (oid,) = shop.execute("SELECT 'shop.orders'::regclass::oid").fetchone() or (0,)
+    table = table_schema(shop, oid)
+    assert table is not None
+    with connect(source, "other") as other, connect(source, "looks") as looks:
+        other.execute("BEGIN; ALTER TABLE shop.orders RENAME id TO number")
+        with ThreadPoolExecutor(1) as thread:
+            looked = thread.submit(require_old_rows, looks, "pub", table)
+            wait_for(lambda: _waits_for_lock(shop, looks))
+            other.execute("COMMIT")
+            looked.result()
+    require_old_rows(shop, "pub", table)
+
+
+def _waits_for_lock(session: Session, looks: Session) -> bool:
+    query = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
+    return session.execute(query, [looks.info.backend_pid]).fetchone() is not None
 
 
 def test_a_partitioned_table_without_a_key(shop: Session, source: PgConnection) -> None:

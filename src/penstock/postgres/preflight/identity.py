@@ -13,6 +13,7 @@ row that arrives may lack the very columns that the root's key is made of.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.catalog import (
@@ -34,11 +35,20 @@ def identity_findings(
     if not publication.sends_old_rows:
         return
     for table in tables:
-        whole = table_schema(session, table.schema.id.oid)
-        if whole is None:
-            continue  # dropped in this moment
-        leaves = partition_leaves(session, whole) if table.partitioned else []
-        yield from _table_findings(session, publication, table, whole, leaves)
+        with _one_look(session):
+            whole = table_schema(session, table.schema.id.oid)
+            leaves = partition_leaves(session, whole) if whole and table.partitioned else []
+        if whole is not None:  # or it was dropped in this moment
+            yield from _table_findings(session, publication, table, whole, leaves)
+
+
+@contextmanager
+def _one_look(session: Session) -> Iterator[None]:
+    """Read a table and its partitions as they were at one moment: else a column that is being
+    renamed has its new name in some of them only."""
+    with translated("reading a table and its partitions"), session.transaction():
+        session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
 
 
 def _table_findings(
@@ -89,12 +99,15 @@ def require_old_rows(session: Session, publication_name: str, table: TableSchema
     cover its key. (Without any, Postgres refuses what would send an old row.)"""
     if not sends_old_rows(session, publication_name):
         return
-    for leaf in partition_leaves(session, table):
-        if _usable(leaf) and not _covers(leaf, table):
+    with _one_look(session):
+        root = table_schema(session, table.id.oid)
+        leaves = partition_leaves(session, root) if root else []
+    for leaf in leaves:
+        if root and _usable(leaf) and not _covers(leaf, root):
             raise PenstockError(
                 ErrorKind.SOURCE_SCHEMA,
                 f"the replica identity of partition {leaf.name} does not cover the table's key",
-                hint=_leaf_remedy(leaf, table),
+                hint=_leaf_remedy(leaf, root),
                 table=table.name,
             )
 
