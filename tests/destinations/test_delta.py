@@ -13,7 +13,12 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import Destination, SchemaChange, SchemaChangeAction
+from penstock.destinations.base import (
+    Destination,
+    DestinationContext,
+    SchemaChange,
+    SchemaChangeAction,
+)
 from penstock.destinations.delta import compaction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import (
@@ -26,7 +31,7 @@ from penstock.schema import (
 )
 from penstock.testing.destination_contract import DestinationContract
 from penstock.testing.sample_tables import EXTREME, LINES, NOTES, TYPES, TYPICAL, line, note
-from penstock.testing.segments import delete, insert, joined, update
+from penstock.testing.segments import Change, delete, insert, joined, update
 from penstock.testing.stage import Stage
 
 MakeStage = Callable[[TableSchema], Stage]
@@ -194,6 +199,44 @@ class TestDeltaDestination(DestinationContract):
         with pytest.raises(PenstockError, match="gone"):
             notes.apply([insert(note(4))])
         assert not self.path(notes).exists()
+
+    def test_a_large_batch_of_keys_that_may_be_there(self, stage: MakeStage) -> None:
+        large = stage(NOTES)
+        large.copy([note(n, "old") for n in range(0, 3000, 2)])
+        large.write(large.script.batch([insert(note(n, "new")) for n in range(3000)], exact=False))
+        assert sorted(large.rows) == [(n, "new", None) for n in range(3000)]
+
+    def test_a_large_batch_of_new_rows_that_lack_a_value(self, stage: MakeStage) -> None:
+        large = stage(NOTES)
+        large.copy([])
+        lacking = Change("i", None, note(0), ("note",))
+        changes = [lacking, *(insert(note(n)) for n in range(1, 3000)), update(note(7, "x"))]
+        with pytest.raises(PenstockError, match="did not send"):
+            large.apply(changes)
+        assert large.rows == []
+
+    # Whose a table is.
+
+    def test_a_table_of_somebody_else_is_not_replaced(self, stage: MakeStage) -> None:
+        theirs = stage(NOTES)
+        self._spark.range(3).write.format("delta").save(str(self.path(theirs)))
+        with pytest.raises(PenstockError, match="without a mark of ours"):
+            theirs.copy([note(1)])
+        assert self._spark.read.format("delta").load(str(self.path(theirs))).count() == 3
+
+    def test_a_table_of_another_pipeline_is_not_replaced(self, notes: Stage) -> None:
+        there = notes.rows
+        notes.destination.startup(DestinationContext("other", self._spark, notes.store))
+        with pytest.raises(PenstockError, match="a table of pipeline contract"):
+            notes.copy([note(9)])
+        assert notes.rows == there
+
+    def test_changes_go_to_no_other_copy_than_their_own(self, notes: Stage) -> None:
+        before = notes.script.batch([insert(note(4))])
+        notes.copy([note(9)])
+        with pytest.raises(PenstockError, match="another copy of this table has replaced"):
+            notes.write(before)
+        assert notes.rows == [(9, None, None)]
 
     # Exactly once.
 

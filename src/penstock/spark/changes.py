@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
     from penstock.spark.net_effect import NetEffect
 
+UNSENT_VALUE = "penstock: Postgres did not send all values of a new row:"
+"""How the error begins of a row that came into the table's row filter by an update.
+
+It comes as an insert, and its large values are neither there nor at the destination."""
+
+UNSENT_HINT = (
+    "copy the table again: `penstock resync` it; with REPLICA IDENTITY FULL the rows that an"
+    " update brings into the row filter come whole"
+)
+
 
 @dataclass(frozen=True)
 class TableRows:
@@ -54,7 +64,8 @@ class ChangeBatch:
     `visible` holds the transactions that the table's copy contains already;
     their changes are left out of everything below (but not of `counts`, which
     stem from the journal's statistics). `copy_id` names the copy that the batch
-    builds on.
+    builds on. `exact` is false where the publication leaves inserts, updates, deletes or
+    truncates out: keys may then be there that should not.
     """
 
     pipeline_id: str
@@ -67,6 +78,7 @@ class ChangeBatch:
     session: SparkSession
     visible: VisibleXids | None = None
     begins_version: bool = False
+    exact: bool = True
 
     @property
     def id(self) -> str:

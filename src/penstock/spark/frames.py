@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.errors import ErrorKind, PenstockError
 from penstock.events import (
     Begin,
     Commit,
@@ -42,6 +43,7 @@ from penstock.events import (
 )
 from penstock.postgres.types import spark_type
 from penstock.schema import Lsn, ReplicaIdentity, TableSchema, ValueKind, ValueType
+from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
 from penstock.states import VisibleXids
 
 if TYPE_CHECKING:
@@ -167,6 +169,14 @@ def _event(table: TableSchema, change: Any, restore: _Restore) -> Event:
         old = {name: old[name] for name in key}
     match change["op"]:
         case "i":
+            if unsent := change["unchanged"]:
+                raise PenstockError(
+                    ErrorKind.SOURCE_SCHEMA,
+                    f"{UNSENT_VALUE} {', '.join(unsent)}",
+                    hint=UNSENT_HINT,
+                    table=table.name,
+                    position=place[1],
+                )
             return Insert(*place, restore(change["after"]) or {})
         case "u":
             new = dict(restore(change["after"]) or {})

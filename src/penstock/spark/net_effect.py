@@ -23,7 +23,7 @@ key before the move, and from there possibly further (`trails`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.manifest import ChangeCounts
 from penstock.schema import ColumnSchema, ReplicaIdentity, TableSchema, ValueKind
+from penstock.spark.changes import UNSENT_VALUE
 from penstock.spark.frames import quoted
 
 if TYPE_CHECKING:
@@ -59,13 +60,14 @@ class NetEffect:
     | --------- | ------------- | ---------------------------------------------------- |
     | `key`     | struct        | the key's columns                                    |
     | `deleted` | boolean       | delete the key, or set it to `row`                   |
-    | `new`     | boolean       | the batch begins the key: an exact mirror lacks it   |
+    | `new`     | boolean       | the batch begins the key: the mirror lacks it        |
     | `row`     | struct        | the whole new row, NULL when deleted                 |
     | `missing` | array<string> | columns of `row` that are not set: keep what is there |
     | `origin`  | struct        | the key under which that is, before the batch        |
 
     `missing` and `origin` are there only when `may_miss`. A key that is both
-    new and deleted came and went within the batch.
+    new and deleted came and went within the batch. Of a mirror that is not exact,
+    because the publication leaves deletes out, say, nothing is known to be new.
 
     For a table without a key (`REPLICA IDENTITY FULL`), one row per distinct
     row: `row`, and in `change` by how many its number grows or shrinks.
@@ -93,14 +95,16 @@ def net_effect(batch: ChangeBatch) -> NetEffect:
     truncated = False
     if counts.truncates:
         truncated, changes = _after_truncate(changes)
-    if not counts.updates and not counts.deletes:
+    unsent = any(segment.has_unchanged for segment in batch.segments)
+    only_new = not (counts.updates or counts.deletes or unsent)
+    if only_new and (batch.exact or not table.key):
         return NetEffect(table, truncated, _inserted(table, changes), True, False, counts)
     if counts.total <= SMALL_BATCH:
         changes = changes.coalesce(1)
     if table.key:
-        unsent = any(segment.has_unchanged for segment in batch.segments)
         moves = any(segment.key_changes for segment in batch.segments)
-        return _keyed(table, changes, counts, truncated, unsent, moves)
+        effect = _keyed(table, changes, counts, truncated, unsent, moves)
+        return effect if batch.exact else replace(effect, rows=_maybe_there(effect.rows))
     if table.identity is not ReplicaIdentity.FULL:
         raise PenstockError(
             ErrorKind.SOURCE_SCHEMA,
@@ -139,6 +143,10 @@ def _inserted(table: TableSchema, changes: DataFrame) -> DataFrame:
         F.lit(True).alias("new"),
         row,
     )
+
+
+def _maybe_there(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("new", F.lit(False))
 
 
 def _keyed(
@@ -250,8 +258,17 @@ def _steps(table: TableSchema, changes: DataFrame, unsent: bool, moves: bool) ->
 def _row(table: TableSchema, unsent: bool) -> Column:
     """The new row, with those parts of the key that stand in the old one only."""
     after = F.col("after")
+    if not unsent:
+        return after
+    incomplete = (F.col("op") == "i") & (F.coalesce(F.size("unchanged"), F.lit(0)) > 0)
+    lost = F.raise_error(F.concat(F.lit(f"{UNSENT_VALUE} "), F.concat_ws(", ", "unchanged")))
+    return F.when(incomplete, lost).otherwise(_with_old_key(table))
+
+
+def _with_old_key(table: TableSchema) -> Column:
+    after = F.col("after")
     names = {column.name for column in toastable(table) if column.key_position is not None}
-    if not unsent or not names:
+    if not names:
         return after
     fields = []
     for column in table.columns:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.destinations.base import Destination
+from penstock.errors import PenstockError
 from penstock.schema import STRING, ReplicaIdentity, TableSchema
 from penstock.states import VisibleXids
 from penstock.testing.sample_tables import (
@@ -44,7 +45,7 @@ from penstock.testing.sample_tables import (
     line,
     note,
 )
-from penstock.testing.segments import delete, insert, joined, truncate, update
+from penstock.testing.segments import Change, delete, insert, joined, truncate, update
 from penstock.testing.stage import Stage, comparable
 
 if TYPE_CHECKING:
@@ -182,7 +183,24 @@ class DestinationContract(ABC):
         words.apply([delete({"id": key}) for key in keys[1:-2]])
         assert words.rows == [("%", "old", 1), ("`tick`", "new", 2), ("a", "new", 2)]
 
+    def test_a_key_that_should_not_be_there_is_replaced(self, notes: Stage) -> None:
+        """The publication leaves deletes out, and the key came again."""
+        again = [insert(note(1, "again")), insert(note(4)), insert(note(4, "twice"))]
+        notes.write(notes.script.batch(again, exact=False))
+        notes.write(notes.script.batch([insert(note(2)), delete({"id": 2})], exact=False))
+        assert notes.rows == [(1, "again", None), (3, None, None), (4, "twice", None)]
+
     # Values that Postgres did not resend.
+
+    @pytest.mark.parametrize("before", [[], [delete({"id": 2})], [truncate()]])
+    def test_a_new_row_that_lacks_a_value_is_refused(
+        self, notes: Stage, before: list[Change]
+    ) -> None:
+        """An update brought it into the row filter."""
+        there = notes.rows
+        with pytest.raises(PenstockError, match="did not send"):
+            notes.apply([*before, Change("i", None, note(2), ("note",))])
+        assert notes.rows == there
 
     def test_an_unchanged_value_is_kept(self, notes: Stage) -> None:
         notes.apply([update(note(1, rank=10), unchanged=["note"]), delete({"id": 3})])

@@ -99,6 +99,7 @@ class Script:
         *transactions: Sequence[Change],
         visible: VisibleXids | None = None,
         begins_version: bool = False,
+        exact: bool = True,
     ) -> ChangeBatch:
         """The next batch: one segment, with these transactions."""
         start = self.end
@@ -125,6 +126,7 @@ class Script:
             self.session,
             visible,
             begins_version,
+            exact,
         )
 
     def _envelope(self, change: Change, commit: int, ordinal: int) -> dict[str, Any]:

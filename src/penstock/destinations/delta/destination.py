@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -26,6 +27,13 @@ from penstock.destinations.delta.first_commit import has_local_times, write_firs
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.mirror import Mirror
+from penstock.destinations.delta.ownership import require_replaceable, require_same_copy
+from penstock.destinations.delta.properties import (
+    can_have_vectors,
+    needs_mapping,
+    properties_of,
+    require_distinct_names,
+)
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.schema import Lsn, TableName, TableSchema
@@ -40,16 +48,11 @@ logger = logging.getLogger("penstock.destinations.delta")
 Naming = Callable[[TableName], str]
 
 _ATTEMPTS = 4
+_LOOK_SECONDS = 60.0
 _RECENT_COMMITS = 20
 """How many commits are looked at for a mark before all of them are."""
 
 _DEFAULTS = "spark.databricks.delta.properties.defaults."
-# Delta writes a commit a second for a busy table and lists its log for each. A
-# month of them, the usual retention, would make that slow.
-_LOG_RETENTION = "interval 1 day"
-# A checkpoint takes longer than a small batch; replaying a few more commits does not.
-_CHECKPOINT_INTERVAL = "30"
-_NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 
 
 class DeltaDestination(Destination):
@@ -89,7 +92,7 @@ class DeltaDestination(Destination):
         self._naming = naming
         self._started: DestinationContext | None = None
         self._backlog = Backlog()
-        self._found: set[str] = set()
+        self._found: dict[str, float] = {}
 
     def path(self, name: TableName) -> str:
         """Where a table is."""
@@ -130,7 +133,9 @@ class DeltaDestination(Destination):
 
     def _add_copy(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
         """Append a copy to the history; begin one where there is none."""
-        newest = self._mark(path) if self._exists(path) else None
+        newest = None
+        if self._exists(path) and (newest := self._mark(path)) is None:
+            require_replaceable(table.name, path, newest, mark)
         place = history.copy_place(path, rows, newest, mark)
         if place.behind is not None:
             self._fit_history(table, path)
@@ -159,9 +164,10 @@ class DeltaDestination(Destination):
 
     def _replace(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
         """Replace the table, rows and columns, in one commit; make it where there is none."""
-        mark.sign(rows.session)
         if self._exists(path):
+            require_replaceable(table.name, path, self._mark(path), mark)
             self._prepare(table, rows.session, path)
+        mark.sign(rows.session)
         self._set_defaults(table, rows.session)
         writer = rows.dataframe.write.format("delta").mode("overwrite")
         writer.option("overwriteSchema", "true").save(path)
@@ -206,8 +212,9 @@ class DeltaDestination(Destination):
         table = batch.table
         path = self.path(table.name)
         with explained(table.name, path, batch.end):
-            self._require_table(table, path)
-            Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end).sign(batch.session)
+            mark = Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end)
+            self._require_table(table, path, mark)
+            mark.sign(batch.session)
             _repeated(table, lambda: self._write_batch(batch, path))
         self._backlog.add(table.id)
         return WriteStatus.DURABLE
@@ -271,10 +278,12 @@ class DeltaDestination(Destination):
         mirror = self.mode == "mirror"
         return SchemaChangeAction.RESYNC if mirror else SchemaChangeAction.CONTINUE
 
-    def _require_table(self, table: TableSchema, path: str) -> None:
-        """Refuse to go on without the copy: an append would make a table of its own."""
+    def _require_table(self, table: TableSchema, path: str, mark: Mark) -> None:
+        """Refuse to go on without the copy: an append would make a table of its own, or add to
+        somebody else's."""
         # Looking is quick on a local filesystem only.
-        if location.local(path) is None and path in self._found:
+        found, now = self._found.get(mark.copy_id), time.monotonic()
+        if location.local(path) is None and found is not None and now < found + _LOOK_SECONDS:
             return
         if not self._exists(path):
             raise PenstockError(
@@ -283,7 +292,8 @@ class DeltaDestination(Destination):
                 hint="copy it again: `penstock resync` it",
                 table=table.name,
             )
-        self._found.add(path)
+        require_same_copy(table.name, path, self._mark(path), mark)
+        self._found[mark.copy_id] = now
 
     def _write_batch(self, batch: ChangeBatch, path: str) -> None:
         if self.mode == "mirror":
@@ -355,38 +365,3 @@ def _repeated(table: TableSchema, write: Callable[[], None]) -> None:
             if attempt == _ATTEMPTS or not is_conflict(error):
                 raise
             logger.debug("repeated after a conflict", extra={"table": str(table.name)})
-
-
-def require_distinct_names(table: TableSchema) -> None:
-    """Refuse columns that differ in case alone: Delta cannot keep them apart."""
-    seen: dict[str, str] = {}
-    for column in table.columns:
-        other = seen.setdefault(column.name.lower(), column.name)
-        if other != column.name:
-            raise PenstockError(
-                ErrorKind.DESTINATION_SCHEMA,
-                f"columns {other!r} and {column.name!r} differ in case alone, which Delta"
-                " does not tell apart",
-                hint="leave one out with a column list in the publication, or rename it",
-                table=table.name,
-            )
-
-
-def properties_of(table: TableSchema) -> dict[str, str]:
-    """What a new table is set to; later on it is the user's to change."""
-    return {
-        "delta.enableDeletionVectors": "true" if can_have_vectors(table) else "false",
-        "delta.logRetentionDuration": _LOG_RETENTION,
-        "delta.checkpointInterval": _CHECKPOINT_INTERVAL,
-        "delta.columnMapping.mode": "name" if needs_mapping(table) else "none",
-    }
-
-
-def needs_mapping(table: TableSchema) -> bool:
-    """Whether a column has a name that Parquet's own names cannot carry in Delta."""
-    return any(_NEEDS_MAPPING & set(column.name) for column in table.columns)
-
-
-def can_have_vectors(table: TableSchema) -> bool:
-    """Delta finds the rows to mark through Spark's `_metadata`, which a column may hide."""
-    return all(column.name.lower() != "_metadata" for column in table.columns)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
+from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
 
 _DENIED = re.compile(
     r"Permission denied|AccessDenied|Read-only file system|Mkdirs failed"
@@ -54,6 +55,12 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
             ErrorKind.INTERNAL,
             f"Spark's driver ended while {path} was written: {cause}",
             "its log says why; if it ran out of memory, raise spark.driver.memory",
+        )
+    if UNSENT_VALUE in text:
+        return (
+            ErrorKind.SOURCE_SCHEMA,
+            f"{path} gets a new row whose large values Postgres did not send",
+            UNSENT_HINT,
         )
     if LOST_VALUE in text:
         return (

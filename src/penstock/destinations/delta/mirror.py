@@ -213,7 +213,9 @@ class Mirror:
                     F.col("wanted").alias("row"), (F.col("there") + F.col("change")).alias("change")
                 )
             )
-            if not left.where("change < 0").isEmpty():
+            found, fewest = left.agg(F.count("*"), F.min("change")).head() or (0, None)
+            lacking = self.batch.exact and found < shrunk.count()
+            if lacking or (fewest is not None and fewest < 0):
                 raise PenstockError(
                     ErrorKind.DESTINATION_REJECTED,
                     "the table lacks rows that the source deleted",
