@@ -33,6 +33,16 @@ def test_delta_tables_equal_the_source_across_a_restart(source: Source, lake: La
         assert lake.rows("b") == source.rows("b")
 
 
+def test_keys_that_come_again_where_deletes_are_not_published(source: Source, lake: Lake) -> None:
+    source.execute("ALTER PUBLICATION pub SET (publish = 'insert, update')")
+    with lake.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("DELETE FROM a", "INSERT INTO a VALUES (1, 'again'), (2, 'again')")
+        source.catch_up(pipeline)
+        kept = [{"id": n, "v": f"a{n}"} for n in range(3, 101)]
+        assert lake.rows("a") == [{"id": 1, "v": "again"}, {"id": 2, "v": "again"}, *kept]
+
+
 def test_a_batch_that_was_committed_but_not_recorded_is_not_applied_again(
     source: Source, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

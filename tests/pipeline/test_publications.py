@@ -238,6 +238,56 @@ def test_only_what_is_published_arrives(
     assert not [line for line in written if any(word in line for word in COMPLAINTS)]
 
 
+@pytest.mark.since(15)
+def test_a_row_that_comes_into_the_filter_without_its_large_value(replica: Replica) -> None:
+    replica.execute(
+        "CREATE TABLE t (area int, id int, big text, PRIMARY KEY (area, id))",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "INSERT INTO t VALUES (0, 1, repeat('x', 9000)), (0, 2, repeat('y', 9000))",
+        "CREATE PUBLICATION pub FOR TABLE t WHERE (area = 1)",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.execute("UPDATE t SET area = 1 WHERE id = 1")
+        wait_for(lambda: pipeline.status().table("public.t").error is not None)
+        error = pipeline.status().table("public.t").error
+        assert error is not None
+        assert "did not send all values of a new row: big" in error.reason
+        assert "REPLICA IDENTITY FULL" in (error.solution or "")
+    assert replica.mirrored("t") == {"t": []}
+
+
+@pytest.mark.since(15)
+def test_a_row_that_comes_into_the_filter_whole(replica: Replica) -> None:
+    replica.execute(
+        "CREATE TABLE t (area int, id int, big text, PRIMARY KEY (area, id))",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t VALUES (0, 1, repeat('x', 9000)), (0, 2, repeat('y', 9000))",
+        "CREATE PUBLICATION pub FOR TABLE t WHERE (area = 1)",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.execute("UPDATE t SET area = 1 WHERE id = 1")
+        replica.expect(pipeline, "t: SELECT * FROM t WHERE area = 1")
+
+
+def test_operations_that_are_published_again(replica: Replica) -> None:
+    """What was deleted in between is known to nobody."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+        "CREATE PUBLICATION pub FOR TABLE t WITH (publish = 'insert, update')",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.execute("DELETE FROM t WHERE id < 3", "INSERT INTO t VALUES (1, 'again')")
+        replica.source.catch_up(pipeline)
+        assert replica.mirrored("t") == {"t": [(1, "again"), (2, "b"), (3, "c")]}
+        replica.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
+        replica.expect(pipeline, "t")
+
+
 @pytest.mark.campaign
 def test_what_changed_while_no_pipeline_ran(replica: Replica) -> None:
     replica.execute(

@@ -67,6 +67,7 @@ class Applier:
         session: SparkSession,
         applied: Meter,
         wake: Callable[[], None],
+        exact: Callable[[], bool] = lambda: True,
     ) -> None:
         self._context = context
         self._copy = copied if isinstance(copied, FinishedCopy) else None
@@ -79,6 +80,7 @@ class Applier:
         self.adopted_at = time.monotonic()
         self.cursor = self.read_to = ZERO_LSN
         self._applied = applied
+        self._exact = exact
         self.batches = self.nulled = 0
         self._begun: Lsn | None = None
 
@@ -213,6 +215,7 @@ class Applier:
             self._session,
             visible,
             begins_version=self._begun != run.schema.version,
+            exact=self._exact(),
         )
         result = self._context.destination.write_events(batch)
         self._deliveries.add(run.end, result)

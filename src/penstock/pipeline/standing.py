@@ -141,6 +141,12 @@ class Standing:
         kept, now = self._kept or self._load(), self._context.journal.timeline()
         return kept is not None and now is not None and kept.timeline not in (0, now)
 
+    @property
+    def exact(self) -> bool:
+        """Whether the table's rows are all that the source has, and no others."""
+        kept = self._kept or self._load()
+        return kept is None or kept.exact
+
     def keep_first(self, terms: Terms) -> None:
         """Begin to keep terms for a copy that was made by a release which kept none."""
         if self._kept is None and self._load() is None:

@@ -324,6 +324,7 @@ class PipelineTable:
             self._session,
             self.applied,
             self._wake,
+            lambda: self._standing.exact,
         )
         applier.open()
         self._standing.keep_first(self.published.terms)

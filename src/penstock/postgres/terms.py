@@ -13,7 +13,8 @@ way in which they belong to a published table:
 - What happens to partitions is sent under their root's name, or under their own, as
   `publish_via_partition_root` is at that moment; the other one misses it. So does a
   table that is published by itself and was a partition for a moment.
-- Another row filter makes other rows belong.
+- Another row filter makes other rows belong. What happened while the publication left out
+  deletes, say, is not sent when it has them again.
 - Rows show other values when a label of an enum is renamed, or when a composite type gets or
   loses an attribute: these are stored as numbers, and put into words when they are read.
 
@@ -35,6 +36,7 @@ from penstock.states import VisibleXids
 
 _FIRST_BLOCKS = 64
 _AGED = 2**28
+_EVERYTHING = "insert, update, delete, truncate"
 _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attributes"}
 
 
@@ -68,7 +70,8 @@ class Terms:
     `options` is the transaction that last set the publication's options, for tables that
     are partitioned or partitions; None for others. `columns` has each column with the
     transaction that last touched it: to attach or detach a table touches all of them. None
-    where partitions are published by themselves, and it makes no difference.
+    where partitions are published by themselves, and it makes no difference. `sends` is
+    the publication's `publish`.
     """
 
     entries: frozenset[str] = frozenset()
@@ -77,12 +80,15 @@ class Terms:
     options: str | None = None
     columns: frozenset[str] = frozenset()
     printed: Mapping[str, str] = field(default_factory=dict)
+    sends: str = _EVERYTHING
     timeline: int = field(default=0, compare=False)
     seen: VisibleXids | None = field(default=None, compare=False)
     since: VisibleXids | None = field(default=None, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
         """What has happened since that no change in the stream tells of; None if nothing has."""
+        if self.sends != now.sends:
+            return f"the publication sends {now.sends or 'nothing'} now"
         if self.row_filter != now.row_filter:
             return "its row filter was changed"
         if not self.entries & now.entries:
@@ -99,6 +105,11 @@ class Terms:
             if (shown := now.printed.get(part, was)) != was:
                 return f"{_PRINTED_PARTS[part.split()[0]]} {was} became {shown}"
         return None
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything is sent that happens to the table's rows."""
+        return self.sends == _EVERYTHING
 
     def joined_by(self, now: Terms) -> dict[int, Partition]:
         """The partitions that are new, and may have brought rows."""
@@ -146,6 +157,7 @@ class Terms:
             "options": self.options,
             "columns": sorted(self.columns),
             "printed": dict(self.printed),
+            "sends": self.sends,
             "timeline": self.timeline,
             "seen": self.seen and str(self.seen),
             "since": self.since and str(self.since),
@@ -167,6 +179,7 @@ class Terms:
             data.get("options"),
             frozenset(data.get("columns", ())),
             data.get("printed", {}),
+            data.get("sends", _EVERYTHING),
             data.get("timeline", 0),
             *(data.get(name) and VisibleXids.parse(data[name]) for name in ("seen", "since")),
         )
@@ -274,6 +287,13 @@ _MOMENT = """
                 ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
 """
 
+_SENDS = """
+    SELECT concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END,
+                     CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END,
+                     CASE WHEN pubtruncate THEN 'truncate' END)
+    FROM pg_publication WHERE pubname = %(publication)s
+"""
+
 
 def publication_terms(
     session: Session, publication: str, row_filters: Mapping[int, str | None]
@@ -289,6 +309,7 @@ def publication_terms(
     with translated(f"reading the terms of publication {publication}"):
         ((snapshot, timeline),) = session.execute(_MOMENT).fetchall()
         seen = VisibleXids.parse(snapshot)
+        ((sends,),) = session.execute(_SENDS, parameters).fetchall() or [("",)]
         query = _ENTRIES.format(schemas=schemas)
         for oid, entry, options[oid] in session.execute(query.encode(), parameters):
             entries[oid].add(entry)
@@ -305,6 +326,7 @@ def publication_terms(
             options.get(oid),
             frozenset(columns.get(oid, ())),
             printed[oid],
+            sends,
             int(timeline, 16),
             seen,
             since=seen,
