@@ -19,7 +19,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 
-BASE = {"schema", "events", "states", "errors", "config", "failpoints"}
+BASE = {"schema", "events", "states", "errors", "config", "yaml_file", "failpoints"}
 POSTGRES = BASE | {"postgres"}
 JOURNAL = POSTGRES | {"journal"}
 SPARK = JOURNAL | {"spark"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,107 @@ def test_a_journal_that_spark_would_misread_is_refused(tmp_path: Path, location:
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     error = refusal(tmp_path, MINIMAL + "store: {url: '${PENSTOCK_TEST_NOT_SET}'}\n")
-    assert "PENSTOCK_TEST_NOT_SET" in error.message
+    assert "line 4, column 14: refers to ${PENSTOCK_TEST_NOT_SET}" in error.message
+
+
+PASSWORDS = [
+    *("*hunter2", "!hunter2", "&hunter2", "@hunter2", "%hunter2", "|", ">", "{", "[x", "- x"),
+    *("hunter #2", "a: b", "null", "~", "yes", "123456", "0123", "1e3", "2020-13-45", "2020-01-01"),
+    *("it's", 'say "so"', "back\\slash\\n", " blanks ", "${HOME}", "two\nlines", "", "ü"),
+]
+
+
+@pytest.mark.parametrize("form", ["${%s}", "'${%s}'", '"${%s}"'])
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_a_variable_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str, form: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST", password)
+    path = tmp_path / "c.yaml"
+    value = form % "PENSTOCK_TEST"
+    for text in (f"{{host: h, password: {value}}}", f"\n  host: h\n  password: {value}\n"):
+        path.write_text(MINIMAL.replace("{host: h}", text))
+        given = load_config(path).pg_connection.password
+        assert given is not None
+        assert given.get_secret_value() == password
+
+
+def test_variables_fill_numbers_switches_keys_and_parts_of_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PORT": "5433", "YES": "true", "RATIO": "0.5", "NAME": "orders"}.items():
+        monkeypatch.setenv(f"PENSTOCK_TEST_{name}", value)
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        MINIMAL.replace("{host: h}", "{port: ${PENSTOCK_TEST_PORT}}")
+        + "failover: ${PENSTOCK_TEST_YES}\n"
+        + "batch: {memory_budget_ratio: ${PENSTOCK_TEST_RATIO}}\n"
+        + "store: {url: sqlite:///${PENSTOCK_TEST_NAME}-${PENSTOCK_TEST_PORT}.db}\n"
+        + "column_types: {'public.${PENSTOCK_TEST_NAME}': {note: string}}\n"
+    )
+    config = load_config(path)
+    assert config.pg_connection.port == 5433
+    assert config.failover is True
+    assert config.batch.memory_budget_ratio == 0.5
+    assert config.store.url.get_secret_value() == "sqlite:///orders-5433.db"
+    assert config.column_types == {"public.orders": {"note": "string"}}
+
+
+def test_a_variable_in_a_comment_need_not_be_set(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(MINIMAL + "# password: ${PENSTOCK_TEST_NOT_SET}\n")
+    assert load_config(path).id == "shop"
+
+
+def test_a_variable_that_does_not_fit_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST", "hunter2")
+    error = refusal(tmp_path, MINIMAL.replace("host: h", "port: ${PENSTOCK_TEST}"))
+    assert "pg_connection.port" in error.message
+    assert "hunter2" not in str(error)
+
+
+@pytest.mark.parametrize("value", ["*hunter2", "!hunter2", "!hunter2!x", "!!int hunter2"])
+def test_what_yaml_cannot_read_is_not_shown(tmp_path: Path, value: str) -> None:
+    error = refusal(tmp_path, MINIMAL.replace("host: h", f"password: {value}"))
+    assert "line 3, column" in error.message
+    assert "hunter2" not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "key"),
+    [
+        ("on: x\n", "line 4, column 1", "on"),
+        ("1: x\n", "line 4, column 1", "1"),
+        ("batch: {off: x}\n", "line 4, column 9", "off"),
+        (
+            "column_types: {public.orders: {2020-01-01: string}}\n",
+            "line 4, column 32",
+            "2020-01-01",
+        ),
+    ],
+)
+def test_a_key_that_is_no_text_is_named(tmp_path: Path, text: str, place: str, key: str) -> None:
+    error = refusal(tmp_path, MINIMAL + text)
+    assert f"c.yaml, {place}: YAML takes the key {key} for" in error.message
+    assert f'"{key}"' in (error.hint or "")
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "0b_", "!!bool maybe", "!!timestamp soon"])
+def test_a_value_that_is_not_what_it_looks_like_is_told(tmp_path: Path, value: str) -> None:
+    error = refusal(tmp_path, MINIMAL + f"schema_change_policy: {value}\n")
+    assert "c.yaml, line 4, column 23: this looks like a value of type" in error.message
+    assert "quotes" in (error.hint or "")
+
+
+def test_another_encoding_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(MINIMAL.encode() + "# Größe\n".encode("latin-1"))
+    with pytest.raises(PenstockError, match=r"c\.yaml is not UTF-8: line 4") as caught:
+        load_config(path)
+    assert caught.value.kind is ErrorKind.CONFIG
+    assert "iconv" in (caught.value.hint or "")
 
 
 def test_a_password_is_never_shown(tmp_path: Path) -> None:

@@ -3,19 +3,16 @@
 The models mirror the YAML one to one. Unknown keys are errors that name the key
 and the nearest known one; secrets print as `***`. A YAML file has the fields of
 `PipelineConfig` at the top level, beside `store` and `destination`, which say
-how the command line builds those two (`${NAME}` anywhere in it is replaced from
-the environment, so that a password need not be in the file).
+how the command line builds those two (`${NAME}` in a value is replaced from the
+environment, so that a password need not be in the file; see `yaml_file`).
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,6 +24,7 @@ from pydantic import (
 )
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.yaml_file import read_yaml
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -195,33 +193,9 @@ class FileConfig(PipelineConfig):
 
 def load_config(path: str | Path) -> FileConfig:
     """Read and validate a YAML file; every problem in it is named at once."""
-    path = Path(path)
+    data = read_yaml(Path(path))
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PenstockError(
-            ErrorKind.CONFIG,
-            f"cannot read {path}: {error.strerror or error}",
-            hint="`penstock init` writes a commented configuration to start from",
-        ) from error
-    try:
-        data = yaml.safe_load(_expand(text, path))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise PenstockError(
-            ErrorKind.CONFIG,
-            f"{path} is not valid YAML: {where}{getattr(error, 'problem', None) or error}",
-            hint="mend that line; YAML wants spaces, not tabs, and `key: value`",
-        ) from error
-    if not isinstance(data, dict):
-        raise PenstockError(
-            ErrorKind.CONFIG,
-            f"{path} holds no settings",
-            hint="`penstock init` writes a commented configuration to start from",
-        )
-    try:
-        return FileConfig(**data)
+        return FileConfig.model_validate(data)
     except ValidationError as error:
         raise config_error(error, FileConfig, str(path)) from None
 
@@ -255,17 +229,3 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
             return []
         model = field.annotation
     return sorted(model.model_fields)
-
-
-def _expand(text: str, path: Path) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in os.environ:
-            raise PenstockError(
-                ErrorKind.CONFIG,
-                f"{path} refers to ${{{name}}}, which is not set in the environment",
-                hint=f"export {name}=... before starting penstock",
-            )
-        return os.environ[name]
-
-    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value, text)

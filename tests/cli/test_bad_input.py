@@ -306,6 +306,7 @@ def test_every_command_refuses_a_configuration_that_is_not_there(
             "${NO_SUCH_NAME}, which is not set",
             "export NO_SUCH_NAME",
         ),
+        ("id: shop\non: x\n", "line 2, column 1: YAML takes the key on", "put it in quotes"),
     ],
 )
 def test_a_broken_configuration(
