@@ -6,8 +6,9 @@ import traceback
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from penstock.config import load_config
+from penstock.config import PgConnection, load_config
 from penstock.errors import ErrorKind, PenstockError
 
 MINIMAL = "id: shop\npublication_name: p\npg_connection: {host: h}\n"
@@ -25,6 +26,9 @@ def refusal(tmp_path: Path, text: str) -> PenstockError:
 def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path) -> None:
     error = refusal(tmp_path, MINIMAL + "batch: {max_fil_ms: 5}\n")
     assert "unknown key batch.max_fil_ms: did you mean max_fill_ms?" in error.message
+    error = refusal(tmp_path, MINIMAL.replace("host: h", "pasword: hunter2"))
+    assert "unknown key pg_connection.pasword: did you mean password?" in error.message
+    assert "hunter2" not in str(error)
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
@@ -148,3 +152,11 @@ def test_a_password_is_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(MINIMAL.replace("{host: h}", "{host: h, password: secret-word}"))
     assert "secret-word" not in repr(load_config(path))
+
+
+@pytest.mark.parametrize(("name", "value"), [("pasword", "hunter2"), ("password", 123456)])
+def test_a_wrong_argument_is_named_without_its_value(name: str, value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PgConnection(**{name: value})
+    assert name in str(caught.value)
+    assert str(value) not in str(caught.value)

@@ -31,7 +31,7 @@ GIB = 1024 * MIB
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class PgConnection(_Model):
