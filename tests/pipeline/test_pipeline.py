@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import Pipeline
+from penstock import PgConnection, Pipeline, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline import read_status
@@ -18,9 +19,11 @@ from penstock.pipeline.status import TableFailure
 from penstock.schema import TableId
 from penstock.spark.extract import extract
 from penstock.states import Errored, Init
-from penstock.stores import SqlStore
+from penstock.stores import MemoryStore, SqlStore
 from penstock.testing.waiting import wait_for
+from tests.conftest import Database
 from tests.pipeline.conftest import TIMEOUT, Source
+from tests.pipeline.doubles import ScriptedDestination
 
 
 def state(pipeline: Pipeline, table: str) -> str:
@@ -109,6 +112,33 @@ def test_what_stands_in_the_way_is_told_before_anything_is_made(source: Source) 
     assert source.destination.calls == []
     slots = source.connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
     assert slots == (0,)
+
+
+def test_a_spark_that_cannot_be_stopped_does_not_hide_why_the_start_failed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead:
+        def stop(self) -> None:
+            raise ConnectionRefusedError("its JVM was killed")
+
+    class Refusing(ScriptedDestination):
+        def startup(self, context: Any) -> None:
+            raise PenstockError(ErrorKind.DESTINATION_REJECTED, "the cause")
+
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("penstock.spark.session.build_session", lambda *_, **__: Dead())
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pub FOR TABLE a")
+    config = PipelineConfig(
+        id=database.name,
+        publication_name="pub",
+        pg_connection=PgConnection(uri=database.dsn),
+        journal={"location": str(tmp_path / "journal")},
+    )
+    pipeline = Pipeline(config, store=MemoryStore(), destination=Refusing())
+    with pytest.raises(PenstockError, match="the cause"):
+        pipeline.start()
 
 
 def test_changes_between_slot_and_snapshot_are_applied_once(source: Source) -> None:

@@ -20,14 +20,16 @@ def spark_session(
 
     Starting one replaces the handler of SIGINT; put yours back afterwards.
     """
-    from penstock.spark.session import build_session
+    from penstock.spark.session import build_session, stop_session
 
     session = build_session(name, master=master, config=config)
     try:
         yield session
     finally:
-        session.stop()
-        _leave_jvm()
+        try:
+            stop_session(session)
+        finally:
+            _leave_jvm()
 
 
 def _leave_jvm() -> None:

@@ -232,12 +232,12 @@ class Pipeline:
     def _build_spark(self) -> SparkSession:
         from pyspark import SparkContext
 
-        from penstock.spark.session import build_session
+        from penstock.spark.session import build_session, stop_session
 
         adopted = SparkContext._active_spark_context is not None
         spark = build_session(f"penstock-{self.config.id}", adopt=True)
         if not adopted:
-            self._closing.callback(spark.stop)
+            self._closing.callback(stop_session, spark)
         return spark
 
     def _require_startable(self) -> None:

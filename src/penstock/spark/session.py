@@ -13,6 +13,7 @@ Everything set here is a default: a value in `config` wins.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ from penstock.errors import ErrorKind, PenstockError
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("penstock.spark")
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
 MINIMUM_JAVA = 17
@@ -125,6 +128,14 @@ def prepare_session(session: SparkSession) -> SparkSession:
     if includes:
         context._python_includes = [name for name in includes if not name.endswith(".jar")]
     return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session. One whose JVM has died cannot be: that is logged, and hides no cause."""
+    try:
+        session.stop()
+    except Exception as error:
+        logger.warning("spark did not stop", extra={"reason": repr(error)})
 
 
 def start_workers(session: SparkSession) -> None:
