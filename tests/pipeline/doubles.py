@@ -22,7 +22,8 @@ class ScriptedDestination(Destination):
     """Keeps rows by key, as a mirror would. `status` is what writes answer.
 
     `before_write` is called with the table's name before every write, and may
-    raise. `futures` holds what was answered under "future", oldest first.
+    raise; so may `before_copy` and `before_shutdown`. `futures` holds what was
+    answered under "future", oldest first.
     """
 
     name = "scripted"
@@ -37,6 +38,7 @@ class ScriptedDestination(Destination):
         self.tells_position = True
         self.before_write: Hook = lambda table: None
         self.before_copy: Hook = lambda table: None
+        self.before_shutdown: Callable[[], None] = lambda: None
         self._lock = Lock()
 
     def called(self, call: str, table: str) -> int:
@@ -46,6 +48,7 @@ class ScriptedDestination(Destination):
 
     def shutdown(self) -> None:
         self._note("shutdown", "")
+        self.before_shutdown()
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
         self._note("drop", str(table.name))

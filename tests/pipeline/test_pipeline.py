@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -316,7 +317,10 @@ def test_a_killed_receiver_is_replaced_and_nothing_is_lost(source: Source) -> No
     assert pipeline.status().receiver.restarts == 1
 
 
-def test_a_fatal_error_of_the_receiver_ends_the_pipeline(source: Source) -> None:
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_fatal_error_of_the_receiver_ends_the_pipeline(source: Source, closes: bool) -> None:
+    if not closes:
+        source.destination.before_shutdown = refuse_to_close
     pipeline = source.pipeline()
     pipeline.start()
     pipeline.wait_until_ready(TIMEOUT)
@@ -330,6 +334,34 @@ def test_a_fatal_error_of_the_receiver_ends_the_pipeline(source: Source) -> None
     assert caught.value.kind is ErrorKind.SOURCE_SLOT
     assert not pipeline.status().running
     assert source.destination.calls[-1] == ("shutdown", "")
+
+
+def refuse_to_close() -> None:
+    raise RuntimeError("it does not close")
+
+
+def test_whoever_waits_returns_when_the_destination_does_not_close(source: Source) -> None:
+    source.destination.before_shutdown = refuse_to_close
+    pipeline = source.pipeline()
+    pipeline.start()
+    waiting = Thread(target=pipeline.wait, daemon=True)
+    waiting.start()
+    with pytest.raises(RuntimeError, match="it does not close"):
+        pipeline.shutdown()
+    waiting.join(TIMEOUT)
+    assert not waiting.is_alive()
+
+
+def test_a_destination_that_does_not_close_does_not_hide_why_the_start_failed(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PenstockError(ErrorKind.SOURCE_SLOT, "the cause")
+
+    monkeypatch.setattr("penstock.pipeline.pipeline.Engine.start", fail)
+    source.destination.before_shutdown = refuse_to_close
+    with pytest.raises(PenstockError, match="the cause"):
+        source.pipeline().start()
 
 
 def _drop_slot(source: Source, slot: str) -> bool:

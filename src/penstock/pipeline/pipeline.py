@@ -111,7 +111,7 @@ class Pipeline:
             try:
                 self._start()
             except BaseException:
-                self.shutdown()
+                self._shut_down_after_failure()
                 raise
             self._running = True
         logger.info("pipeline started", extra={"pipeline": self.config.id})
@@ -120,7 +120,10 @@ class Pipeline:
         """Return after `shutdown`; raise what failed the whole pipeline, after shutting down."""
         self._require_started()
         self._ended.wait()
-        self.shutdown()
+        if self._failure is None:
+            self.shutdown()
+        else:
+            self._shut_down_after_failure()
         if self._failure is not None:
             raise self._failure
 
@@ -129,8 +132,17 @@ class Pipeline:
         self._asked_to_stop.set()
         with self._closing_lock:
             self._running = False
-            self._closing.close()
-            self._ended.set()
+            try:
+                self._closing.close()
+            finally:
+                self._ended.set()
+
+    def _shut_down_after_failure(self) -> None:
+        """Shut down; if that fails too, it is logged, since the first failure is to be raised."""
+        try:
+            self.shutdown()
+        except Exception:
+            logger.exception("shutdown failed", extra={"pipeline": self.config.id})
 
     # Looking at it.
 
