@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from penstock.cli.demo import Place
+from penstock.cli.demo import _report as report_demo
 from penstock.cli.options import Progress
+from penstock.cli.status import _print as print_status
 from penstock.cli.view import JsonView, LiveView, LogView, PlainView, View, view_for
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.status import (
@@ -20,15 +25,26 @@ from penstock.pipeline.status import (
     TableStatus,
     Work,
 )
-from penstock.schema import Lsn, TableId
+from penstock.schema import Lsn, TableId, TableName
 from penstock.states import MANUAL, DataSync, Errored, Ready, TableState
+from penstock.testing.comparison import Comparison
 
 
 def status(state: TableState, copied: int = 500, applied: int = 1234) -> dict[str, Any]:
     """A status as the pipeline makes it, so that the views keep up with its form."""
+    return pipeline_status(state, copied, applied).to_json()
+
+
+def pipeline_status(
+    state: TableState,
+    copied: int = 500,
+    applied: int = 1234,
+    name: str = "public.orders",
+    reason: str | None = None,
+) -> PipelineStatus:
     table = TableStatus(
         TableId(1),
-        "public.orders",
+        name,
         state,
         Lsn(16),
         Lsn(16),
@@ -41,11 +57,11 @@ def status(state: TableState, copied: int = 500, applied: int = 1234) -> dict[st
     return PipelineStatus(
         "shop",
         True,
-        ReceiverReport(ReceiverState.STREAMING, pid=7),
+        ReceiverReport(ReceiverState.STREAMING, pid=7, reason=reason),
         SourceStatus(Lsn(32)),
         JournalStatus("/journal", Lsn(1), Lsn(32), 2**20),
         (table,),
-    ).to_json()
+    )
 
 
 def console(**settings: Any) -> tuple[Console, io.StringIO]:
@@ -73,6 +89,51 @@ def test_a_live_view_says_why_a_table_is_set_aside() -> None:
         view.show(status(Errored("value too large", "mend it", MANUAL, Ready("copy"))))
     assert "errored" in output.getvalue()
     assert "value too large" in output.getvalue()
+
+
+ODD = ["a[b]", "a[/b]", "a[bold]", "a:smile:", "a\\[b]"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_views_show_names_and_reasons_as_they_are(odd: str) -> None:
+    failed = Errored(f"reason {odd}", "mend it", MANUAL, Ready("copy"))
+    shown = pipeline_status(failed, name=f"public.{odd}", reason=f"cause {odd}").to_json()
+    terminal, output = console(force_terminal=True, color_system=None)
+    with LiveView(terminal) as live:
+        live.note = f"note {odd}"
+        live.show(shown)
+        live.say(f"said {odd}")
+    for text in ("note ", "public.", "reason ", "cause ", "said "):
+        assert text + odd in output.getvalue()
+    terminal, output = console()
+    plain = PlainView(terminal)
+    plain.note = f"note {odd}"
+    plain.show(shown)
+    assert f"public.{odd} is errored: reason {odd}\nnote {odd}, " in output.getvalue()
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_status_shows_names_and_reasons_as_they_are(
+    odd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Errored(f"reason {odd}", f"solution {odd}", MANUAL, Ready("copy"))
+    status = pipeline_status(failed, name=f"public.{odd}")
+    location = JournalStatus(f"/journal/{odd}", Lsn(1), Lsn(32), 2**20)
+    print_status(replace(status, journal=location))
+    printed = capsys.readouterr().out
+    for shown in (f"public.{odd} ", f"reason {odd}\n", f"solution {odd}\n", f"/journal/{odd}"):
+        assert shown in printed
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_demos_report_shows_keys_and_paths_as_they_are(odd: str, tmp_path: Path) -> None:
+    terminal, output = console()
+    table = TableName("public", odd)
+    report_demo(
+        terminal, Place(tmp_path / odd), [Comparison(table, 1, 0, 1, 0, 0, (f"missing {odd}",))]
+    )
+    for shown in (f"\n{table} ", f"{table}: missing {odd}\n", f"{odd}/.penstock/journal\n"):
+        assert shown in output.getvalue()
 
 
 def test_a_plain_view_tells_changes_of_state_once_and_the_totals_now_and_then() -> None:

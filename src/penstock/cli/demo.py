@@ -25,6 +25,7 @@ import psycopg
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.driver import Driver
 from penstock.cli.exits import ExitCode
@@ -151,7 +152,7 @@ class Demo:
         return list(self._compare(connection))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
     def _start_postgres(self) -> EmbeddedPostgres:
         self._say("starting a Postgres of its own")
@@ -258,7 +259,7 @@ def _report(console: Console, place: Place, comparisons: list[Comparison]) -> No
     shown.add_column("")
     for each in comparisons:
         shown.add_row(
-            str(each.table),
+            Text(str(each.table)),
             *(f"{count:,}" for count in (each.source_rows, each.mirror_rows)),
             *(f"{count:,}" for count in (each.missing, each.surplus, each.different)),
             "[green]equal[/green]" if each.equal else "[bold red]NOT EQUAL[/bold red]",
@@ -267,14 +268,14 @@ def _report(console: Console, place: Place, comparisons: list[Comparison]) -> No
     console.print(shown)
     for each in comparisons:
         for example in each.examples:
-            console.print(f"  {each.table}: {example}", highlight=False)
+            console.print(Text(f"  {each.table}: {example}"))
     equal = all(each.equal for each in comparisons)
     verdict = "every table equals Postgres" if equal else "NOT all tables equal Postgres"
     console.print(f"\n[bold]{verdict}[/bold]\n")
     for name, path in (("lake", place.lake), ("journal", place.journal), ("log", place.log)):
-        console.print(f"{name:<8} {_short(path)}", highlight=False, soft_wrap=True)
+        console.print(Text(f"{name:<8} {_short(path)}"), soft_wrap=True)
     console.print("\nlook into it:\n")
-    console.print(f"  {_query(place)}\n", highlight=False, soft_wrap=True, markup=False)
+    console.print(Text(f"  {_query(place)}\n"), soft_wrap=True)
 
 
 def _query(place: Place) -> str:

@@ -54,7 +54,7 @@ def _print(status: PipelineStatus) -> None:
             f" WAL {source.slot_wal_status}",
         )
     covered = f"{journal.start} to {journal.end}" if journal.end else "nothing yet"
-    facts.add_row("journal", f"{covered}, {size(journal.bytes)} in {journal.location}")
+    facts.add_row("journal", Text(f"{covered}, {size(journal.bytes)} in {journal.location}"))
     console.print(facts, soft_wrap=True)
     console.print()
     if not status.tables:
@@ -67,7 +67,7 @@ def _print(status: PipelineStatus) -> None:
         tables.add_column(name, justify="right")
     for table in status.tables:
         tables.add_row(
-            table.name,
+            Text(table.name),
             Text(table.state.name, style=STATE_STYLES.get(table.state.name, "")),
             str(table.position) if table.position else "–",
             size(table.lag_bytes) if table.lag_bytes is not None else "–",

@@ -103,7 +103,7 @@ class LiveView(View):
         self._live.update(Group(*parts, table_of(status)), refresh=True)
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(Text(text))
 
 
 class PlainView(View):
@@ -126,7 +126,7 @@ class PlainView(View):
             self.say(", ".join(filter(None, [self.note, summary_of(status["tables"])])))
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
 
 class LogView(View):
@@ -175,7 +175,7 @@ def table_of(status: Status) -> Table:
     for table in status["tables"]:
         state = table["state"]
         shown.add_row(
-            table["name"],
+            Text(table["name"]),
             Text(state, style=STATE_STYLES.get(state, "")),
             _copied(table),
             f"{table['changes_applied']:,}",
@@ -184,7 +184,7 @@ def table_of(status: Status) -> Table:
         )
         if table["error"]:
             shown.add_row(Text(f"  {table['error']['reason']}", style="red"))
-    shown.caption = _caption(status)
+    shown.caption = Text(_caption(status), style="table.caption")
     shown.caption_justify = "left"
     return shown
 
