@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.journal.journal import JournalOwner
+from penstock.journal.writer import JournalWriter
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.postgres.connection import system_identifier
 from penstock.schema import ColumnSchema, TableId, TableName, TableSchema, ValueKind, ValueType
 from penstock.states import MANUAL, Errored, Ready
 from penstock.stores import SqlStore
@@ -22,7 +25,7 @@ def stopped(
 ) -> tuple[Path, Requests]:
     """A pipeline that has run: one table is set aside, the other ready."""
     config = write_config(database.dsn)
-    (penstock.directory / "journal").mkdir()
+    own_journal(penstock.directory / "journal", database)
     store = SqlStore(f"sqlite:///{penstock.directory}/store.db")
     store.open("shop")
     for table_id, name in ((ORDERS, "orders"), (NOTES, "notes")):
@@ -31,6 +34,13 @@ def stopped(
     store.update_table_state(NOTES, Ready("c"))
     store.close()
     return config, Requests(penstock.directory / "journal")
+
+
+def own_journal(path: Path, database: Database) -> None:
+    """A journal as the receiver of pipeline `shop` makes it."""
+    with database.connect() as session:
+        cluster = system_identifier(session)
+    JournalWriter(path).claim(JournalOwner("penstock_shop", cluster, database.name))
 
 
 def schema(table_id: TableId, name: str) -> TableSchema:
@@ -83,3 +93,49 @@ def test_wrong_names_are_refused_and_nothing_is_asked_for(
         assert len(outcome.errors) == 1
         assert hint in outcome.hints[0]
     assert requests.pending() == []
+
+
+@pytest.mark.parametrize("action", list(Action))
+@pytest.mark.parametrize(
+    ("owner", "problem"),
+    [
+        (None, "there is no journal in"),
+        (JournalOwner("penstock_mill", "1", "mill"), "to slot penstock_mill of database mill"),
+        (JournalOwner("penstock_shop", "1", "shop"), "in cluster 1"),
+    ],
+)
+def test_nothing_is_asked_for_beside_a_journal_that_is_not_the_pipelines(
+    penstock: Penstock,
+    write_config: WriteConfig,
+    stopped: tuple[Path, Requests],
+    database: Database,
+    action: Action,
+    owner: JournalOwner | None,
+    problem: str,
+) -> None:
+    """As from another directory, with a relative `journal.location`."""
+    config = write_config(
+        database.dsn,
+        store={"url": f"sqlite:///{penstock.directory}/store.db"},
+        journal={"location": "./penstock-journal"},
+    )
+    elsewhere = penstock.directory / "elsewhere"
+    elsewhere.mkdir()
+    if owner is not None:
+        JournalWriter(elsewhere / "penstock-journal").claim(owner)
+    outcome = Penstock(elsewhere)(action, config, "orders")
+    assert outcome.code == 2, outcome.stderr
+    assert len(outcome.errors) == len(outcome.hints) == 1
+    assert problem in outcome.errors[0]
+    assert str(elsewhere / "penstock-journal") in outcome.errors[0]
+    assert "journal.location is ./penstock-journal" in outcome.hints[0]
+    assert Requests(elsewhere / "penstock-journal").pending() == []
+
+
+def test_a_table_is_asked_for_while_postgres_is_away(
+    penstock: Penstock, write_config: WriteConfig, stopped: tuple[Path, Requests]
+) -> None:
+    config = write_config("host=127.0.0.1 port=1 dbname=shop")
+    outcome = penstock("retry", config, "orders")
+    assert outcome.code == 0, outcome.stderr
+    assert stopped[1].pending() == [Request(ORDERS, Action.RETRY)]

@@ -10,10 +10,13 @@ import typer
 
 from penstock.cli.exits import ExitCode
 from penstock.cli.status import stored_status
-from penstock.config import load_config
+from penstock.config import FileConfig, load_config
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.journal import Journal, JournalOwner
+from penstock.journal.source import rightful_owner
 from penstock.pipeline import PipelineStatus, TableStatus
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.postgres.connection import connect
 
 
 def ask(path: Path, action: Action, names: Sequence[str], *, every: bool) -> ExitCode:
@@ -29,6 +32,7 @@ def ask(path: Path, action: Action, names: Sequence[str], *, every: bool) -> Exi
     config = load_config(path)
     status = stored_status(config, path)
     tables = list(status.tables) if every else [_find(status, name) for name in names]
+    _require_own_journal(config, status)
     requests = Requests(config.journal_path)
     when = "the running pipeline takes it up" if status.running else "at the next start"
     for table in tables:
@@ -40,6 +44,33 @@ def ask(path: Path, action: Action, names: Sequence[str], *, every: bool) -> Exi
         what = "is copied again" if action is Action.RESYNC else "is tried again"
         typer.echo(f"{table.name} {what}: {when}")
     return ExitCode.OK
+
+
+def _require_own_journal(config: FileConfig, status: PipelineStatus) -> None:
+    """Raise where the pipeline would never look for a request, or another one would find it."""
+    owner = Journal(config.journal_path).owner()
+    if owner is None:
+        problem = f"there is no journal in {config.journal_path}"
+    elif not _is_own(owner, config, status):
+        problem = (
+            f"the journal in {config.journal_path} belongs to another pipeline: to slot"
+            f" {owner.slot} of database {owner.database} in cluster {owner.system_identifier}"
+        )
+    else:
+        return
+    raise PenstockError(
+        ErrorKind.CONFIG,
+        problem,
+        hint=f"journal.location is {config.journal.location}: a relative one starts at the"
+        " directory that penstock is run in, so go to where the pipeline runs",
+    )
+
+
+def _is_own(owner: JournalOwner, config: FileConfig, status: PipelineStatus) -> bool:
+    if status.source.position is None:  # Postgres cannot be asked who it is
+        return owner.slot == config.slot_name
+    with connect(config.pg_connection, f"{config.id}_tables") as session:
+        return owner == rightful_owner(config, session)
 
 
 def _find(status: PipelineStatus, name: str) -> TableStatus:
