@@ -65,6 +65,10 @@ def test_the_defaults_on_the_page_are_the_defaults() -> None:
     assert shown.pg_connection.connect_timeout == type(shown.pg_connection)().connect_timeout
 
 
+def test_the_page_tells_how_a_mirror_follows() -> None:
+    assert "A mirror follows in place where it can" in TEMPLATE
+
+
 def test_it_can_be_printed(penstock: Penstock) -> None:
     outcome = penstock("init", "--stdout")
     assert (outcome.code, outcome.stdout) == (0, TEMPLATE)

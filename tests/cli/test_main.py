@@ -12,6 +12,7 @@ import pytest
 from penstock import __version__
 from penstock.cli.exits import ExitCode, exit_code_of
 from penstock.cli.logs import JsonFormatter, TextFormatter
+from penstock.cli.run import _REFRESH_S
 from penstock.errors import ErrorKind, PenstockError
 from tests.cli.command import COMMAND, Penstock
 
@@ -43,6 +44,11 @@ def test_each_command_explains_itself_with_an_example(penstock: Penstock, comman
     assert outcome.code == 0
     assert "Example" in outcome.stdout
     assert f"penstock {command}" in outcome.stdout
+
+
+def test_the_help_of_run_tells_how_often_a_status_is_printed(penstock: Penstock) -> None:
+    assert _REFRESH_S == 0.5
+    assert "a status twice a second" in penstock("run", "--help").stdout
 
 
 def test_help_names_every_command_and_the_exit_codes(penstock: Penstock) -> None:

@@ -131,7 +131,7 @@ def demo(
     epilog="**Examples**\n\n"
     "penstock run penstock.yaml\n\n"
     "penstock run penstock.yaml --log-format json 2>>penstock.log\n\n"
-    "penstock run penstock.yaml --progress json | jq .tables   # a status every second"
+    "penstock run penstock.yaml --progress json | jq .tables   # a status twice a second"
 )
 def run(
     config: Config,

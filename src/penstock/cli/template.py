@@ -104,7 +104,8 @@ journal:
 # table_error_retry_max_attempts: 8
 
 # What to do when a table is altered: follow, additive (only added columns), or freeze
-# (set it aside). A mirror follows by a new copy, during which the old one can be read.
+# (set it aside). A mirror follows in place where it can (see `penstock setup`), else by a
+# new copy, during which the old one can be read.
 # schema_change_policy: follow
 
 # What to do when Postgres has dropped the slot's WAL: error, or recreate (copies again).
