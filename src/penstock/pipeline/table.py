@@ -112,11 +112,12 @@ class PipelineTable:
         state = stage_of(state)
         if isinstance(state, Init | DataSync):
             return Job.COPY
+        applier = self._applier
+        if applier is None or isinstance(state, SyncDone):
+            return Job.APPLY
         if isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at):
             return Job.MAINTAIN
-        if self._applier is None or isinstance(state, SyncDone) or self._applier.has_work:
-            return Job.APPLY
-        return Job.APPLY if self._drifted or self._standing.broken else None
+        return Job.APPLY if applier.has_work or self._drifted or self._standing.broken else None
 
     def see(self, published: PublishedTable, membership: Membership) -> None:
         """Take in how the catalog describes the table."""
@@ -339,12 +340,10 @@ class PipelineTable:
         return schema_at_destination(self._context.store, self.id) or self.published.schema
 
     def _maintain(self) -> None:
-        applier = self._applier
-        if applier is None:
-            return
-        batches = self.batches
+        applier, batches = self._applier, self.batches
         try:
-            self._context.destination.maintain(applier.schema)
+            if applier is not None:
+                self._context.destination.maintain(applier.schema)
         except Exception as error:
             # Housekeeping that fails harms nobody; the next batch would tell.
             logger.warning(
