@@ -38,6 +38,7 @@ class Engine:
         self, context: PipelineContext, on_failure: Callable[[PenstockError], None]
     ) -> None:
         self._context = context
+        self._on_failure = on_failure
         self.scheduler = Scheduler(context, on_failure)
         self._retention = Retention(context, self.scheduler)
         self.watch = SourceWatch(context, self._join, on_failure)
@@ -57,7 +58,7 @@ class Engine:
         if membership is not None:
             self._retention.note_membership(_ids(membership), membership.as_of)
             self.scheduler.set_membership(membership, before_slot=before_slot)
-        housekeeper = Housekeeper(context, self.scheduler, self._retention)
+        housekeeper = Housekeeper(context, self.scheduler, self._retention, self._on_failure)
         closing.callback(self.scheduler.stop)
         closing.callback(housekeeper.stop)
         closing.callback(self.watch.stop)

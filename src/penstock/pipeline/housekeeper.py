@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from threading import Thread
 
-from penstock.errors import PenstockError
+from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Requests
 from penstock.pipeline.retention import Retention
@@ -17,12 +18,20 @@ _INTERVAL = 2.0
 
 
 class Housekeeper:
-    """Retires segments, and does what is asked of tables from outside."""
+    """Retires segments, and does what is asked of tables from outside.
+
+    `on_failure` gets what fails the pipeline, from its thread.
+    """
 
     def __init__(
-        self, context: PipelineContext, scheduler: Scheduler, retention: Retention
+        self,
+        context: PipelineContext,
+        scheduler: Scheduler,
+        retention: Retention,
+        on_failure: Callable[[PenstockError], None],
     ) -> None:
         self._context = context
+        self._on_failure = on_failure
         self._scheduler = scheduler
         self._retention = retention
         self._requests = Requests(context.journal.root)
@@ -37,6 +46,15 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            logger.exception("housekeeper failed")
+            self._on_failure(
+                PenstockError(ErrorKind.INTERNAL, f"the housekeeper failed: {error!r}")
+            )
+
+    def _loop(self) -> None:
         while not self._context.stopping.wait(_INTERVAL):
             try:
                 freed = self._retention.retire()

@@ -2,7 +2,9 @@
 
 It has a connection and a thread of its own, because a look can take long: the
 catalog makes one wait for a table that is being altered. A source that cannot be
-reached is no failure here; the receiver tells that story.
+reached is no failure here; the receiver tells that story. A store or a disk that
+fails is met again at the next look. Anything else fails the pipeline: without looks
+tables would go their own ways unnoticed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Thread
 
+import psycopg
+
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.failures import Failure, failure_of
 from penstock.pipeline.status import SourceStatus
 from penstock.postgres.catalog import PublishedTable, publication_exists, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn, translated
@@ -79,6 +84,18 @@ class SourceWatch:
         return Membership(tuple(tables), as_of, read_at, current_flush_lsn(session))
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            logger.exception("source watch failed")
+            if not self._context.stopping.is_set():  # `stop` does not wait for ever
+                self._on_failure(
+                    PenstockError(ErrorKind.INTERNAL, f"the source watch failed: {error!r}")
+                )
+        finally:
+            self._disconnect()
+
+    def _loop(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000
         asked_at, pause = time.monotonic(), _MEMBERSHIP_SECONDS
         while not self._context.stopping.is_set():
@@ -92,11 +109,19 @@ class SourceWatch:
                         break
                     self._on_membership(membership)
                     pause = look_pause(time.thread_time() - worked)
-            except PenstockError as error:
-                logger.debug("source not reached", extra={"reason": error.message})
-                self.status = replace(self.status, problem=error.message)
-                self._disconnect()
+            except (PenstockError, psycopg.Error, OSError) as error:
+                self._bear_with(failure_of(error))
             self._context.stopping.wait(interval)
+
+    def _bear_with(self, failure: Failure) -> None:
+        if failure.kind.value.startswith("source."):
+            logger.debug("source not reached", extra={"reason": failure.reason})
+            self.status = replace(self.status, problem=failure.reason)
+        else:
+            logger.warning(
+                "look at the source failed, trying again",
+                extra={"kind": str(failure.kind), "reason": failure.reason},
+            )
         self._disconnect()
 
     def _gone(self) -> PenstockError:
