@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from penstock.journal.manifest import Defect, SegmentRef
 from penstock.pipeline.applier import Applier, Copied, ResyncWanted
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.rates import Meter
-from penstock.schema import Lsn, TableSchema
+from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.states import FinishedCopy, Ready, VisibleXids
 from penstock.stores import MemoryStore
-from penstock.stores.base import MetadataStatus, Worker
+from penstock.stores.base import (
+    DestinationTableMetadata,
+    MetadataStatus,
+    Worker,
+    schema_at_destination,
+)
 from tests.pipeline.journals import HandMadeJournal, table
 
 NARROW = table(version=150)
@@ -45,6 +51,7 @@ class Taking(Destination):
         self.at: Lsn | None = None
         self.batches: list[ChangeBatch] = []
         self.changes: list[SchemaChange] = []
+        self.trouble: Exception | None = None
         self.flushes = 0
 
     def drop_table_for_copy(self, table: TableSchema) -> None: ...
@@ -61,6 +68,8 @@ class Taking(Destination):
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
         self.changes.append(change)
+        if self.trouble is not None:
+            raise self.trouble
         return self.action
 
     def flush(self, table: TableSchema) -> None:
@@ -97,6 +106,12 @@ class Bench:
         applier = Applier(context, schema, copied, spark, Meter(), lambda: None)
         applier.open()
         return applier
+
+    def applier_after_restart(self) -> Applier:
+        """One that goes on from what the store says of the destination."""
+        there = schema_at_destination(self.store, NARROW.id)
+        assert there is not None
+        return self.applier(schema=there)
 
     def ends(self) -> list[Lsn]:
         return [batch.end for batch in self.destination.batches]
@@ -328,3 +343,96 @@ def test_a_failed_change_of_shape_is_asked_for_again(bench: Bench) -> None:
     bench.destination.action = SchemaChangeAction.CONTINUE
     bench.applier().step()
     assert bench.destination.changes == [SchemaChange(NARROW, WIDE)] * 2
+
+
+def copied_as(bench: Bench, schema: TableSchema) -> None:
+    bench.store.store_table_schema(schema)
+    metadata = DestinationTableMetadata(
+        "public.t", schema.version, MetadataStatus.APPLIED, (True,) * len(schema.columns)
+    )
+    bench.store.store_destination_table_metadata(schema.id, metadata)
+
+
+def test_a_change_that_the_catalog_shows_is_asked_for_until_it_is_applied(bench: Bench) -> None:
+    copied_as(bench, NARROW)
+    bench.destination.trouble = ConnectionError("the destination is away")
+    for end in (300, 400, 500):
+        bench.journal.flush(end)
+        with pytest.raises(ConnectionError):
+            bench.applier_after_restart().follow(WIDE)
+        assert schema_at_destination(bench.store, NARROW.id) == NARROW
+    bench.destination.trouble = None
+    bench.destination.action = SchemaChangeAction.CONTINUE
+    bench.journal.flush(600)
+    bench.applier_after_restart().follow(WIDE)
+    assert {change.old for change in bench.destination.changes} == {NARROW}
+    applied = schema_at_destination(bench.store, NARROW.id)
+    assert applied is not None
+    assert (applied.version, applied.columns) == (Lsn(600), WIDE.columns)
+
+
+def test_a_change_that_failed_comes_again_with_the_row_that_shows_it(bench: Bench) -> None:
+    copied_as(bench, NARROW)
+    bench.journal.flush(240)
+    bench.destination.trouble = ConnectionError("the destination is away")
+    with pytest.raises(ConnectionError):
+        bench.applier_after_restart().follow(WIDE)
+    bench.journal.flush(300, bench.journal.segment(WIDE, [2000]), schemas=(WIDE,))
+    with pytest.raises(ConnectionError):
+        bench.applier_after_restart().step()
+    bench.destination.trouble = None
+    bench.destination.action = SchemaChangeAction.CONTINUE
+    bench.applier_after_restart().step()
+    assert [change.old for change in bench.destination.changes] == [NARROW] * 3
+    assert schema_at_destination(bench.store, NARROW.id) == WIDE
+
+
+def test_two_changes_that_find_the_journal_at_one_place_are_two_versions(bench: Bench) -> None:
+    copied_as(bench, NARROW)
+    bench.journal.flush(300)
+    bench.destination.action = SchemaChangeAction.CONTINUE
+    applier = bench.applier_after_restart()
+    applier.follow(WIDE)
+    bench.destination.trouble = ConnectionError("the destination is away")
+    with pytest.raises(ConnectionError):
+        applier.follow(table(columns=("id", "v", "w", "x")))
+    there = schema_at_destination(bench.store, NARROW.id)
+    assert there is not None
+    assert there.columns == WIDE.columns
+
+
+def test_a_change_is_repeated_when_we_died_before_it_was_recorded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever that was: once the destination has it, or between the store's two records."""
+    copied_as(bench, NARROW)
+    bench.destination.action = SchemaChangeAction.CONTINUE
+    bench.journal.flush(300)
+    keep = bench.store.store_destination_table_metadata
+
+    class Died(Exception): ...
+
+    def at_failpoint(name: str) -> None:
+        raise Died
+
+    def before_applied(table_id: TableId, metadata: DestinationTableMetadata) -> None:
+        if metadata.status is MetadataStatus.APPLIED:
+            raise Died
+        keep(table_id, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.pipeline.applier.failpoint", at_failpoint)
+        with pytest.raises(Died):
+            bench.applier_after_restart().follow(WIDE)
+    assert schema_at_destination(bench.store, NARROW.id) == NARROW
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "store_destination_table_metadata", before_applied)
+        with pytest.raises(Died):
+            bench.applier_after_restart().follow(WIDE)
+    assert schema_at_destination(bench.store, NARROW.id) == NARROW
+    bench.applier_after_restart().follow(WIDE)
+    asked = SchemaChange(NARROW, dataclasses.replace(WIDE, version=Lsn(300)))
+    assert bench.destination.changes == [asked] * 3
+    metadata = bench.store.get_applied_destination_table_metadata(NARROW.id)
+    assert metadata is not None
+    assert metadata.snapshot_id == Lsn(300)

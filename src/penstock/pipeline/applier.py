@@ -298,7 +298,9 @@ class Applier:
     def follow(self, published: TableSchema) -> None:
         """Take in a change of the table that no row has shown yet."""
         if not self.pending:
-            self._change_schema(replace(published, version=self._context.journal.end))
+            # Two of them may find the journal at the same place.
+            version = max(self._context.journal.end, Lsn(self.schema.version.value + 1))
+            self._change_schema(replace(published, version=version))
 
     def _change_schema(self, new: TableSchema) -> None:
         change = SchemaChange(self.schema, new)
@@ -356,7 +358,10 @@ class Applier:
         known = store.get_destination_table_metadata(schema.id)
         destination_id = known.destination_id if known else str(schema.name)
         mask = (True,) * len(schema.columns)
-        store.store_table_schema(schema)
+        if status is MetadataStatus.APPLIED:
+            # Not before: a change that fails comes again, maybe as a later version, which
+            # would take this one for what the destination has.
+            store.store_table_schema(schema)
         store.store_destination_table_metadata(
             schema.id, DestinationTableMetadata(destination_id, schema.version, status, mask)
         )
