@@ -461,6 +461,36 @@ def test_an_impossible_column_type_is_told_of_its_table_and_column(session: Sess
     assert "column day" in wrong.refusal.message
 
 
+@pytest.mark.parametrize(
+    ("made", "refused"),
+    [
+        ("PRIMARY KEY (k)", True),
+        ("PRIMARY KEY (id, k)", True),
+        ("PRIMARY KEY (id)", False),
+        ("PRIMARY KEY (id), CONSTRAINT k UNIQUE (k)", False),
+    ],
+)
+def test_a_key_is_not_carried_as_a_double(session: Session, made: str, refused: bool) -> None:
+    session.execute("CREATE DOMAIN shop.amount AS numeric NOT NULL")
+    session.execute(
+        f"CREATE TABLE shop.a (id int NOT NULL, k shop.amount NOT NULL, {made})".encode()
+    )
+    session.execute("CREATE PUBLICATION pub FOR TABLE shop.a")
+    wanted = {"shop.a": {"k": "double"}}
+
+    def is_refused() -> bool:
+        [table] = published_tables(session, "pub", wanted)
+        kept = table.schema.column("k").type == STRING
+        assert kept == (table.refusal is not None)
+        assert table.refusal is None or "column k" in table.refusal.message
+        return kept
+
+    assert is_refused() == refused
+    if "UNIQUE" in made:
+        session.execute("ALTER TABLE shop.a REPLICA IDENTITY USING INDEX k")
+        assert is_refused()
+
+
 def test_reading_the_catalog_waits_for_no_lock(session: Session, source: PgConnection) -> None:
     """The receiver looks tables up while it decodes; a long ALTER TABLE must not stop it."""
     session.execute("CREATE TABLE public.locked (id int PRIMARY KEY) PARTITION BY LIST (id)")

@@ -257,6 +257,22 @@ def test_column_types_are_the_same_both_ways(source: PgConnection, tmp_path: Pat
         assert refused.value.kind is ErrorKind.DATA_UNREPRESENTABLE
 
 
+def test_keys_stay_apart_that_are_one_as_doubles(newest: PgConnection, tmp_path: Path) -> None:
+    """Also where the stream has a key that the catalog does not have any more."""
+    with both_ways(newest, tmp_path, {"public.t": {"k": "double"}}) as ways:
+        ways.session.execute("CREATE TABLE public.t (id int NOT NULL, k numeric PRIMARY KEY)")
+        ways.session.execute(
+            """BEGIN;
+               INSERT INTO public.t VALUES (1, 9007199254740993), (2, 9007199254740992);
+               ALTER TABLE public.t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id);
+               COMMIT"""
+        )
+        streamed = ways.streamed("t")
+        assert [column.name for column in streamed.schema.key] == ["k"]
+        assert streamed.rows.column("k").to_pylist() == ["9007199254740993", "9007199254740992"]
+        assert ways.copied("t").rows.column("k").to_pylist() == [9007199254740992.0] * 2
+
+
 def test_a_column_that_changes_its_type_stops_no_other_table(
     newest: PgConnection, tmp_path: Path
 ) -> None:

@@ -208,6 +208,17 @@ def test_other_overrides_are_refused_with_what_is_allowed(text: str) -> None:
     assert "decimal(p,s)" in (caught.value.hint or "")
 
 
+def test_a_key_is_never_carried_as_a_double() -> None:
+    assert override("decimal(20,4)", NUMERIC_OID, in_key=True) == ValueType(
+        ValueKind.DECIMAL, 20, 4
+    )
+    assert override("string", NUMERIC_OID, in_key=True) == STRING
+    with pytest.raises(PenstockError, match="part of the key") as caught:
+        override("double", NUMERIC_OID, in_key=True)
+    assert caught.value.kind is ErrorKind.CONFIG
+    assert caught.value.hint == "carry it as decimal(p,s) or string"
+
+
 def test_only_numeric_columns_become_decimals() -> None:
     assert override("string", 25) == STRING
     with pytest.raises(PenstockError, match="numeric columns only"):

@@ -24,7 +24,7 @@ from penstock.postgres.connection import Session
 from penstock.postgres.ddl import Announcement
 from penstock.postgres.relation_message import RelationColumn, RelationMessage
 from penstock.postgres.sent_columns import sent_columns
-from penstock.postgres.types import carried_type
+from penstock.postgres.types import carried_type, resolve
 from penstock.schema import (
     ColumnSchema,
     ReplicaIdentity,
@@ -52,11 +52,11 @@ class RelationCatalog:
         for place, sent in enumerate(message.columns):
             column = known.get(sent.name)
             if column is None or _type_of(column) != (sent.type_oid, sent.type_modifier):
-                column = self._derive(name, place, sent)
+                column = self._derive(place, sent)
             columns.append(column)
-        return TableSchema(
-            TableId(message.oid), name, _with_key(columns, message, identity), identity
-        )
+        keyed = _with_key(columns, message, identity)
+        carried = tuple(self._carried(name, column) for column in keyed)
+        return TableSchema(TableId(message.oid), name, carried, identity)
 
     def announced(self, told: Announcement) -> TableSchema | None:
         """The table as it was announced; None where the publication does not have it."""
@@ -72,11 +72,21 @@ class RelationCatalog:
             ReplicaIdentity(told.identity),
         )
 
-    def _derive(self, table: TableName, place: int, sent: RelationColumn) -> ColumnSchema:
+    def _derive(self, place: int, sent: RelationColumn) -> ColumnSchema:
         """A column that the catalog has no longer. Its number is unknown: negative, by place."""
-        wanted = self._overrides(table).get(sent.name)
-        kind = carried_type(sent.type_oid, sent.type_modifier, wanted, self._lookup)
+        kind = resolve(sent.type_oid, sent.type_modifier, self._lookup)
         return ColumnSchema(sent.name, -1 - place, kind, sent.type_oid, sent.type_modifier)
+
+    def _carried(self, table: TableName, column: ColumnSchema) -> ColumnSchema:
+        """The column as it is carried, which depends on whether the stream has it in the key."""
+        wanted = self._overrides(table).get(column.name)
+        if wanted is None:
+            return column
+        in_key = column.key_position is not None
+        kind = carried_type(
+            column.type_oid, column.type_modifier, wanted, self._lookup, in_key=in_key
+        )
+        return replace(column, type=kind)
 
     def _overrides(self, table: TableName) -> Mapping[str, str]:
         return self._column_types.get(str(table), {})

@@ -300,14 +300,18 @@ def column_schemas(
     lookup: TypeLookup,
 ) -> tuple[ColumnSchema, ...]:
     """The columns that are sent. `key` has the numbers of the key's, in its order."""
-    # Part of a key names no row, so a column list that cuts into it leaves none.
-    whole = set(key) <= {attribute.number for attribute in attributes}
-    places = {number: place for place, number in enumerate(key)} if whole else {}
+    places = _key_places(attributes, key)
     return tuple(
         ColumnSchema(
             each.name,
             each.number,
-            carried_type(each.type_oid, each.type_modifier, overrides.get(each.name), lookup),
+            carried_type(
+                each.type_oid,
+                each.type_modifier,
+                overrides.get(each.name),
+                lookup,
+                in_key=each.number in places,
+            ),
             each.type_oid,
             each.type_modifier,
             each.type_name,
@@ -316,6 +320,13 @@ def column_schemas(
         )
         for each in attributes
     )
+
+
+def _key_places(attributes: Sequence[Attribute], key: Sequence[int]) -> dict[int, int]:
+    """Where in the key its columns are, by number."""
+    # Part of a key names no row, so a column list that cuts into it leaves none.
+    whole = set(key) <= {attribute.number for attribute in attributes}
+    return {number: place for place, number in enumerate(key)} if whole else {}
 
 
 class _SchemaReader:
@@ -336,11 +347,14 @@ class _SchemaReader:
     def refusal(self, entry: _Entry, sent: list[str] | None) -> PenstockError | None:
         """What is wrong with the table's overrides, if anything is."""
         overrides = self._column_types.get(str(entry.name), {})
-        for attribute in entry.attributes:
-            if attribute.name not in overrides or not self._is_sent(attribute, sent):
+        attributes = [a for a in entry.attributes if self._is_sent(a, sent)]
+        places = _key_places(attributes, entry.key)
+        for attribute in attributes:
+            if attribute.name not in overrides:
                 continue
+            base = base_oid(attribute.type_oid, self._lookup)
             try:
-                override(overrides[attribute.name], base_oid(attribute.type_oid, self._lookup))
+                override(overrides[attribute.name], base, in_key=attribute.number in places)
             except PenstockError as error:
                 message = f"column {attribute.name}: {error.message}"
                 return PenstockError(error.kind, message, hint=error.hint, table=entry.name)

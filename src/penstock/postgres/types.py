@@ -234,11 +234,12 @@ def base_oid(type_oid: int, lookup: TypeLookup) -> int:
     return base_oid(info.base_oid, lookup) if info and info.typtype == "d" else type_oid
 
 
-def override(text: str, base_type_oid: int | None = None) -> ValueType:
+def override(text: str, base_type_oid: int | None = None, *, in_key: bool = False) -> ValueType:
     """What a user's `column_types` entry asks for: `string`, `decimal(p,s)` or `double`.
 
     With `base_type_oid`, the column's type without its domains, it is also made
-    sure that the type allows it: only numeric can become a decimal or a double.
+    sure that the type allows it: only numeric can become a decimal or a double. A double
+    is not exact, so a column that is `in_key` cannot be one: rows would be taken for one.
     """
     wanted = _parse_override(text)
     if wanted is None:
@@ -253,20 +254,32 @@ def override(text: str, base_type_oid: int | None = None) -> ValueType:
             f"column_types: {text!r} is for numeric columns only",
             hint="carry the column as string, or leave its entry out",
         )
+    if in_key and wanted.kind is ValueKind.DOUBLE:
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            f"column_types: {text!r} is not exact, and the column is part of the key: different"
+            " rows would be taken for one",
+            hint="carry it as decimal(p,s) or string",
+        )
     return wanted
 
 
 def carried_type(
-    type_oid: int, type_modifier: int, wanted: str | None, lookup: TypeLookup
+    type_oid: int,
+    type_modifier: int,
+    wanted: str | None,
+    lookup: TypeLookup,
+    *,
+    in_key: bool = False,
 ) -> ValueType:
-    """What a column's values become: what `column_types` wants of it, where its type allows that.
+    """What a column's values become: what `column_types` wants of it, where the column allows that.
 
-    Where it does not, the column is taken for what it is: the type may have changed while
-    we run, and whoever decodes must go on. `override` tells what is wrong.
+    Where it does not, the column is taken for what it is: its type or the key may have changed
+    while we run, and whoever decodes must go on. `override` tells what is wrong.
     """
     if wanted is not None:
         with suppress(PenstockError):
-            return override(wanted, base_oid(type_oid, lookup))
+            return override(wanted, base_oid(type_oid, lookup), in_key=in_key)
     return resolve(type_oid, type_modifier, lookup)
 
 

@@ -56,8 +56,9 @@ A value that its Spark type cannot hold (an infinite date, a year outside 1 to 9
 array of two dimensions) stops its table with an error that names it, or becomes NULL and is
 counted: `on_unrepresentable`. In a key it always stops its table, since rows that NULL names
 could not be told apart. `column_types` carries a column as `string` instead, and a numeric one
-as `decimal(p,s)` or `double`. A `string` is the text that Postgres prints; so
-are the types of extensions (`hstore`, `citext`, PostGIS).
+as `decimal(p,s)` or `double`; one that is part of the key never as `double`, which is not
+exact: rows whose keys differ only in later digits would be taken for one. A `string` is the
+text that Postgres prints; so are the types of extensions (`hstore`, `citext`, PostGIS).
 
 | Postgres | Spark | its array |
 | --- | --- | --- |
