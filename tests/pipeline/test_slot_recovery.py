@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from penstock import Pipeline
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.journal import Journal
+from penstock.pipeline import engine
+from penstock.pipeline.engine import Engine
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.schema import TableId
 from penstock.testing.waiting import wait_for
@@ -92,6 +96,48 @@ def test_a_slot_that_is_lost_while_running_is_made_again(source: Source) -> None
         assert pipeline.status().running
         assert pipeline.status().receiver.state == "streaming"
     assert source.destination.called("copy", "public.a") == 3
+    assert source.destination.called("shutdown", "") == 1
+
+
+def test_a_slot_that_is_lost_again_before_the_engine_runs_is_made_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: while the engine waits for its slot, and when it is about to run."""
+    wait_for_slot, remove = Engine._wait_for_slot, engine.remove_leftovers
+    waiting: list[Engine] = []
+    starting: list[Engine] = []
+
+    def lose_slot_of(one: Engine) -> None:
+        drop_slot(source, pipeline)
+        wait_for(lambda: one.receiver.report.state == "failed")
+
+    def lose_it_while_waiting(one: Engine, check: Callable[[], None]) -> None:
+        wait_for_slot(one, check)
+        waiting.append(one)
+        if len(waiting) == 2:
+            lose_slot_of(one)
+            wait_for_slot(one, check)
+
+    def lose_it_while_starting(journal: Journal) -> None:
+        remove(journal)
+        starting.append(waiting[-1])
+        if len(starting) == 2:
+            lose_slot_of(waiting[-1])
+
+    monkeypatch.setattr(Engine, "_wait_for_slot", lose_it_while_waiting)
+    monkeypatch.setattr(engine, "remove_leftovers", lose_it_while_starting)
+    with source.pipeline(invalidated_slot_behavior="recreate") as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        drop_slot(source, pipeline)
+        source.execute("INSERT INTO a VALUES (1001, 'in no slot')", "DELETE FROM a WHERE id = 1")
+        wait_for(lambda: len(starting) == 3 or pipeline.status().error)
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO b VALUES (1, 'streamed')")
+        source.catch_up(pipeline)
+        for table in ("a", "b"):
+            assert source.mirrored(table) == source.rows(table)
+        assert pipeline.status().running
+    assert (len(waiting), len(starting)) == (4, 3)
     assert source.destination.called("shutdown", "") == 1
 
 

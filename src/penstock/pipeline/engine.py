@@ -39,10 +39,11 @@ class Engine:
     ) -> None:
         self._context = context
         self._on_failure = on_failure
-        self.scheduler = Scheduler(context, on_failure)
+        self._failure: PenstockError | None = None
+        self.scheduler = Scheduler(context, self._fail)
         self._retention = Retention(context, self.scheduler)
-        self.watch = SourceWatch(context, self._join, on_failure)
-        self.receiver = ReceiverProcess(context.config, on_failure)
+        self.watch = SourceWatch(context, self._join, self._fail)
+        self.receiver = ReceiverProcess(context.config, self._fail)
         self._closing = ExitStack()
 
     def start(self, check: Callable[[], None]) -> None:
@@ -58,7 +59,7 @@ class Engine:
         if membership is not None:
             self._retention.note_membership(_ids(membership), membership.as_of)
             self.scheduler.set_membership(membership, before_slot=before_slot)
-        housekeeper = Housekeeper(context, self.scheduler, self._retention, self._on_failure)
+        housekeeper = Housekeeper(context, self.scheduler, self._retention, self._fail)
         closing.callback(self.scheduler.stop)
         closing.callback(housekeeper.stop)
         closing.callback(self.watch.stop)
@@ -72,6 +73,10 @@ class Engine:
         self._context.stopping.set()
         self._closing.close()
         self.watch.stop()
+
+    def _fail(self, error: PenstockError) -> None:
+        self._failure = error
+        self._on_failure(error)
 
     def _join(self, membership: Membership) -> None:
         """Take in what the publication holds; retention last, so that nothing of a table
@@ -92,10 +97,13 @@ class Engine:
         journal = self._context.journal
         log_at = time.monotonic() + _LOG_WAIT
         while True:
+            failure = self._failure
             journal.refresh()
             if not journal.empty and self.receiver.settled:
                 return
             check()
+            if failure is not None:
+                raise failure  # the journal has by now whatever came before it
             if time.monotonic() >= log_at:
                 slot = self._context.config.slot_name
                 logger.info("waiting for the slot", extra={"slot": slot})

@@ -262,13 +262,23 @@ class Pipeline:
 
     def _fail(self, error: PenstockError, engine: Engine) -> None:
         """Something ended that the engine cannot go on without."""
-        if self._running and not self._recovering and self._may_recover(error):
-            self._recovering = True
-            recovery = Thread(target=self._recover, args=(error,), name="penstock-recovery")
-            recovery.daemon = True
-            recovery.start()
-        elif engine is self._engine:
+        if engine is not self._engine:
+            return
+        if not self._running or not self._may_recover(error):
             self._end_with(error)
+            return
+        pause = _RECOVERY_DELAY if self._recovering else 0.0
+
+        def recover() -> None:
+            with self._closing_lock:
+                # A recovery that was under way comes first, and may have seen to this.
+                self._recovering = engine is self._engine and not self._ended.is_set()
+                if self._recovering:
+                    self._asked_to_stop.wait(pause)
+                    self._recover(error)
+
+        self._recovering = True
+        Thread(target=recover, name="penstock-recovery", daemon=True).start()
 
     def _end_with(self, error: PenstockError) -> None:
         if self._failure is None:
@@ -308,9 +318,14 @@ class Pipeline:
                 self._start_engine()
                 return
             except PenstockError as error:
-                if not error.kind.retryable:
+                # A journal that has begun says that there was a new slot.
+                if recovered and self._may_recover(error) and not self._journal.empty:
+                    logger.warning("slot is lost again", extra={"reason": error.message})
+                    recovered, lost = False, error
+                elif error.kind.retryable:
+                    logger.warning("source not reached", extra={"reason": error.message})
+                else:
                     raise
-                logger.warning("source not reached", extra={"reason": error.message})
                 self._stop_engine()
                 self._asked_to_stop.wait(_RECOVERY_DELAY)
 
