@@ -83,7 +83,7 @@ def connect(
     except psycopg.Error as error:
         raise _refused(error, conninfo) from error
     try:
-        _pin_the_rest(session, replication=replication)
+        _pin_the_rest(session)
         session.autocommit = autocommit or replication
     except psycopg.Error as error:
         session.close()
@@ -172,16 +172,15 @@ def _conninfo(connection: PgConnection, purpose: str, *, replication: bool) -> s
     return make_conninfo(uri, **parameters)
 
 
-def _pin_the_rest(session: Session, *, replication: bool) -> None:
+def _pin_the_rest(session: Session) -> None:
     status = session.pgconn.parameter_status
     wrong = {
         name: SESSION_SETTINGS[name]
         for name, expected in _REPORTED.items()
         if status(name.encode()) != expected.encode()
     }
-    if not replication:
-        version = session.info.server_version
-        wrong |= {k: v for k, (since, v) in _LATER_SETTINGS.items() if version >= since}
+    version = session.info.server_version
+    wrong |= {k: v for k, (since, v) in _LATER_SETTINGS.items() if version >= since}
     if wrong:
         session.execute("; ".join(f"SET {k} = {v}" for k, v in wrong.items()).encode())
 
