@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -191,6 +193,21 @@ def test_an_announcement_that_nobody_understands_is_passed_over(table: Table) ->
     table.running.execute("SELECT pg_logical_emit_message(true, 'penstock.ddl', 'what?')")
     table.running.execute("SELECT pg_logical_emit_message(false, 'penstock.ddl', 'what?')")
     table.running.execute("SELECT pg_logical_emit_message(true, 'penstock', 'what?')")
+    table.running.execute("INSERT INTO t (id) VALUES (1)")
+    assert len(table.running.changes("t")) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"identity": "?"}, {"oid": -1}, {"columns": [{"number": 1}]}, {"name": "\ud800"}]
+)
+def test_a_message_that_anybody_wrote_stops_nothing(table: Table, wrong: dict[str, Any]) -> None:
+    connection = table.running.connection
+    (oid,) = connection.execute("SELECT 't'::regclass::oid::bigint").fetchone() or (0,)
+    message = {"oid": oid, "schema": "public", "name": "t", "identity": "d", "plain": True}
+    connection.execute(
+        "SELECT pg_logical_emit_message(true, 'penstock.ddl', %s::text)",
+        [json.dumps(message | {"key": [], "columns": []} | wrong)],
+    )
     table.running.execute("INSERT INTO t (id) VALUES (1)")
     assert len(table.running.changes("t")) == 1
 

@@ -69,7 +69,7 @@ class RelationCatalog:
             TableId(told.oid),
             told.name,
             column_schemas(columns, told.key, overrides, self._lookup),
-            ReplicaIdentity(told.identity),
+            told.identity,
         )
 
     def _derive(self, place: int, sent: RelationColumn) -> ColumnSchema:

@@ -15,13 +15,19 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import shorten
 from penstock.postgres.pgoutput import MESSAGE_HEADER, PREFIX
-from penstock.schema import DdlNote, TableName
+from penstock.schema import DdlNote, ReplicaIdentity, TableName
 
 _PREFIX_END_AND_LENGTH = 1 + 4
 
 # Why a table is rewritten, as Postgres has it: bits.
 _COLUMN_VALUES = 4
+
+_OIDS = range(1, 1 << 32)
+_NUMBERS = range(1, 1 << 15)
+_MODIFIERS = range(-(1 << 31), 1 << 31)
+_REASONS = range(1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Announcement:
 
     oid: int
     name: TableName
-    identity: str
+    identity: ReplicaIdentity
     key: tuple[int, ...]
     columns: tuple[AnnouncedColumn, ...]
     plain: bool
@@ -79,22 +85,91 @@ class Announcement:
 
 
 def parse_message(message: bytes) -> Rewrite | Announcement:
-    """A logical message of ours, from its tag on. Raises ValueError for what is none."""
+    """A logical message of ours, from its tag on. Raises ValueError for what is none.
+
+    Everybody who may connect to the source can write one, so nothing in it is taken on trust.
+    """
     content = message[MESSAGE_HEADER + len(PREFIX) + _PREFIX_END_AND_LENGTH :]
     try:
         return _parsed(json.loads(content))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not an announcement: {error!r}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"not an announcement: {shorten(repr(error))}") from error
 
 
 def _parsed(data: dict[str, Any]) -> Rewrite | Announcement:
+    oid = _integer(data["oid"], _OIDS)
     if "rewrite" in data:
-        return Rewrite(int(data["oid"]), int(data["rewrite"]))
+        return Rewrite(oid, _integer(data["rewrite"], _REASONS))
+    columns = tuple(_column(**column) for column in _list(data["columns"]))
+    numbers = {column.number for column in columns}
+    if len(numbers) < len(columns) or len({column.name for column in columns}) < len(columns):
+        raise ValueError("a column that is there twice")
+    key = tuple(_integer(number, _NUMBERS) for number in _list(data["key"]))
+    if not numbers.issuperset(key):
+        raise ValueError("a key of columns that are not there")
     return Announcement(
-        int(data["oid"]),
-        TableName(str(data["schema"]), str(data["name"])),
-        str(data["identity"]),
-        tuple(data["key"] or ()),
-        tuple(AnnouncedColumn(**column) for column in data["columns"] or ()),
-        bool(data["plain"]),
+        oid,
+        TableName(_name(data["schema"]), _name(data["name"])),
+        ReplicaIdentity(data["identity"]),
+        key,
+        columns,
+        _boolean(data["plain"]),
     )
+
+
+def _column(
+    number: object,
+    name: object,
+    type_oid: object,
+    type_modifier: object,
+    type_name: object,
+    nullable: object,
+    generated: object,
+    filled: object,
+    fill: object,
+) -> AnnouncedColumn:
+    return AnnouncedColumn(
+        _integer(number, _NUMBERS),
+        _name(name),
+        _integer(type_oid, _OIDS),
+        _integer(type_modifier, _MODIFIERS),
+        _name(type_name),
+        _boolean(nullable),
+        _boolean(generated),
+        _boolean(filled),
+        None if fill is None else _text(fill),
+    )
+
+
+def _integer(value: object, allowed: range) -> int:
+    if type(value) is not int or value not in allowed:
+        raise ValueError(f"a number was expected, not {value!r}")
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"true or false was expected, not {value!r}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError(f"a text was expected, not {value!r}")
+    value.encode()  # JSON can name half a character
+    return value
+
+
+def _name(value: object) -> str:
+    if not value:
+        raise ValueError("a name is missing")
+    return _text(value)
+
+
+def _list(value: object) -> list[Any]:
+    """A list; an aggregate over no rows at all is NULL."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"a list was expected, not {value!r}")
+    return value

@@ -300,7 +300,7 @@ def _numeric(type_modifier: int) -> ValueType:
         return STRING
     precision = (type_modifier - 4) >> 16 & 0xFFFF
     scale = ((type_modifier - 4 & 0x7FF) ^ 1024) - 1024
-    if precision > _MAX_PRECISION or not 0 <= scale <= precision:
+    if not 1 <= precision <= _MAX_PRECISION or not 0 <= scale <= precision:
         return STRING
     return ValueType(ValueKind.DECIMAL, precision, scale)
 
