@@ -116,6 +116,71 @@ def test_sessions_that_the_server_ends_are_made_again(receiver: StartReceiver) -
     assert len(running.schema(journal, "t").columns) == 7
 
 
+@pytest.fixture
+def poisoned(database: Database) -> Database:
+    """A database whose publication cannot tell whether it has a row with the id 0."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE marker (id bigserial PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pub FOR TABLE marker, TABLE t WHERE (100 / id > 5)")
+    return database
+
+
+@pytest.mark.since(15)
+def test_a_change_that_the_server_cannot_send_is_an_error(
+    poisoned: Database, receiver: StartReceiver
+) -> None:
+    running = receiver()
+    running.execute("INSERT INTO t VALUES (1), (90)")
+    assert [c["after"]["id"] for c in running.changes("t")] == [1]
+    running.execute("INSERT INTO t VALUES (2)")
+    before = running.now()
+    running.execute("INSERT INTO t VALUES (0)")
+    wait_for(lambda: running.error is not None)
+    error = running.error
+    assert isinstance(error, PenstockError)
+    assert error.kind is ErrorKind.DATA_DECODE
+    assert "division by zero" in error.message
+    assert "associated LSN" in error.message
+    assert str(error.position) in error.message
+    assert running.config.slot_name in str(error.hint)
+    assert running.journal.end >= before
+    assert not complaints(running)
+
+
+@pytest.mark.since(15)
+def test_trouble_at_one_place_for_an_unknown_reason_is_an_error_in_the_end(
+    poisoned: Database, receiver: StartReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.postgres.replication._DATA_CLASS", "unknown")
+    monkeypatch.setattr("penstock.journal.receiver._STUCK_LIMIT", 3)
+    running = receiver()
+    running.execute("INSERT INTO t VALUES (0)")
+    wait_for(lambda: running.error is not None)
+    assert isinstance(running.error, PenstockError)
+    assert running.error.kind is ErrorKind.DATA_DECODE
+    assert "division by zero" in running.error.message
+    assert complaints(running).count("division by zero") >= 2
+
+
+def test_a_lost_connection_is_never_given_up(
+    receiver: StartReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.journal.receiver._STUCK_LIMIT", 2)
+    running = receiver()
+    for number in range(1, 4):
+        wait_for(lambda number=number: streams(running) == number)
+        running.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            f" WHERE slot_name = '{running.config.slot_name}'"
+        )
+    running.catch_up()
+
+
+def streams(running: Running) -> int:
+    return sum(event["event"] == "streaming" for event in running.events)
+
+
 def test_a_slot_in_use_is_waited_for(receiver: StartReceiver) -> None:
     running = receiver()
     running.execute("CREATE TABLE t (id int PRIMARY KEY)")

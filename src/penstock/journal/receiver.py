@@ -36,8 +36,8 @@ from penstock.journal.scribe import Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import Session, abort, connect
-from penstock.postgres.replication import ReplicationStream
-from penstock.schema import Lsn
+from penstock.postgres.replication import ReplicationStream, UnexplainedError, unsendable
+from penstock.schema import ZERO_LSN, Lsn
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ _IDLE_WAIT_S = 0.1
 _CATALOG_PATIENCE_S = 10.0
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_STUCK_LIMIT = 10
+"""How often the server may fail at one place, for a reason we do not know."""
 
 
 def _silent(event: dict[str, Any]) -> None:
@@ -63,12 +65,15 @@ class Receiver:
     def __init__(self, config: PipelineConfig, report: Report = _silent) -> None:
         self._config = config
         self._report = report
+        self._reached = ZERO_LSN
+        """Where the journal ended when the last connection did."""
 
     def run(self, stop: threading.Event) -> None:
         """Receive until `stop` is set; trouble that passes is waited out, other trouble raised."""
         warm_up()
         with ReceiverLock(self._config.journal_path, stop):
             delay = _FIRST_DELAY_S
+            failed_at, failures = ZERO_LSN, 0
             while not stop.is_set():
                 started = time.monotonic()
                 try:
@@ -76,6 +81,12 @@ class Receiver:
                 except PenstockError as error:
                     if not error.kind.retryable:
                         raise
+                    if isinstance(error, UnexplainedError):
+                        failures = failures + 1 if failed_at == self._reached else 1
+                        failed_at = self._reached
+                        if failures >= _STUCK_LIMIT:
+                            slot = self._config.slot_name
+                            raise unsendable(slot, failed_at, error.message) from error
                     if time.monotonic() - started > _LONGEST_DELAY_S:
                         delay = _FIRST_DELAY_S
                     logger.warning("connection lost", extra={"reason": str(error)})
@@ -96,6 +107,7 @@ class Receiver:
             finally:
                 stream.close()
         finally:
+            self._reached = journal.end
             catalog.close()
 
     def _receive(
@@ -137,36 +149,39 @@ class _Loop:
         frames = scribe.fresh_buffer(_IDLE_WAIT_S)
         since = 0.0
         paused = False
-        while not stop.is_set():
-            scribe.check()
-            self._acknowledge()
-            stream.tick()
-            if (wait := scribe.paused) != paused:
-                paused = wait
-                self._report({"event": "paused" if paused else "resumed"})
-            if paused and frames is not None and frames.count:
-                # One row may be larger than the budget: kept back, it would never be less.
+        try:
+            while not stop.is_set():
+                scribe.check()
+                self._acknowledge()
+                stream.tick()
+                if (wait := scribe.paused) != paused:
+                    paused = wait
+                    self._report({"event": "paused" if paused else "resumed"})
+                if paused and frames is not None and frames.count:
+                    # One row may be larger than the budget: kept back, it would never be less.
+                    scribe.take(frames)
+                    frames = None
+                if frames is None or paused:
+                    if frames is None:
+                        frames = scribe.fresh_buffer(_IDLE_WAIT_S)
+                    else:
+                        stop.wait(_IDLE_WAIT_S)
+                    continue
+                before = frames.count
+                full = stream.read(frames, _QUIET_S if before else _IDLE_WAIT_S)
+                now = time.monotonic()
+                if before == 0:
+                    since = now
+                quiet = frames.count == before
+                if full or (frames.count and (quiet or now - since >= _HAND_OVER_S)):
+                    scribe.take(frames, lull=quiet and not full)
+                    frames = scribe.fresh_buffer(0)
+                elif quiet:
+                    scribe.idle_at(stream.wal_end)
+        finally:
+            # A server that fails at a change has sent what comes before it.
+            if frames is not None and frames.count:
                 scribe.take(frames)
-                frames = None
-            if frames is None or paused:
-                if frames is None:
-                    frames = scribe.fresh_buffer(_IDLE_WAIT_S)
-                else:
-                    stop.wait(_IDLE_WAIT_S)
-                continue
-            before = frames.count
-            full = stream.read(frames, _QUIET_S if before else _IDLE_WAIT_S)
-            now = time.monotonic()
-            if before == 0:
-                since = now
-            quiet = frames.count == before
-            if full or (frames.count and (quiet or now - since >= _HAND_OVER_S)):
-                scribe.take(frames, lull=quiet and not full)
-                frames = scribe.fresh_buffer(0)
-            elif quiet:
-                scribe.idle_at(stream.wal_end)
-        if frames is not None and frames.count:
-            scribe.take(frames)
 
     def _acknowledge(self) -> None:
         durable = self._scribe.durable

@@ -39,8 +39,16 @@ _SILENCE_S = 60.0
 _SILENCE_WITHOUT_TIMEOUT_S = 1800.0
 _DEAF_S = 1.0
 
+_PASSING_CLASSES = ("", "08", "40", "53", "57")
+_PASSING = ("55P03", "25P03", "25P04")
+_DATA_CLASS = "22"
+
 _POSTGRES_EPOCH_S = 946_684_800
 _STATUS = struct.Struct("!cqqqqc")
+
+
+class UnexplainedError(PenstockError):
+    """The server gave a reason that may pass, or come again at the same place for ever."""
 
 
 class ReplicationStream:
@@ -52,6 +60,7 @@ class ReplicationStream:
         take_text_as_it_is(self._connection)
         self._reader = libpq.CopyReader(self._pgconn)
         self._acknowledged = ZERO_LSN
+        self._slot = ""
         self._last_status = 0.0
         self._status_interval = 10.0
         self._silence_limit = _SILENCE_S
@@ -107,7 +116,7 @@ class ReplicationStream:
             f"streaming from the replication slot {slot}",
             expected=pq.ExecStatus.COPY_BOTH,
         )
-        self._acknowledged = position
+        self._slot, self._acknowledged = slot, position
         if sender_timeout > 0:
             self._status_interval = min(10.0, sender_timeout / 3)
         # A server that decodes a large transaction answers after half its timeout; one that
@@ -215,23 +224,56 @@ class ReplicationStream:
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR
             else "the server ended the stream"
         )
-        state = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
-        raise self._failure(message, (state or b"").decode(), "receiving changes")
+        state = _field(result, pq.DiagnosticField.SQLSTATE)
+        if state[:2] == _DATA_CLASS:
+            primary = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
+            where = _field(result, pq.DiagnosticField.CONTEXT)
+            raise unsendable(self._slot, self._acknowledged, f"{primary} ({where})")
+        raise self._failure(message, state, "receiving changes")
 
     def _run(
         self, command: str, doing: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK
     ) -> pq.abc.PGresult:
         result = self._pgconn.exec_(command.encode())
         if result.status != expected:
-            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            state = _field(result, pq.DiagnosticField.SQLSTATE)
             message = result.error_message.decode(errors="replace").strip()
             raise self._failure(message, state, doing)
         return result
 
     def _failure(self, message: str, sqlstate: str, doing: str) -> PenstockError:
         message = message.removeprefix("ERROR:").removeprefix("FATAL:").strip()
-        kind, hint = _FAILURES.get(sqlstate, (ErrorKind.SOURCE_CONNECTION, None))
-        return PenstockError(kind, f"{doing}: {message}", hint=hint)
+        if sqlstate in _FAILURES:
+            kind, hint = _FAILURES[sqlstate]
+            return PenstockError(kind, f"{doing}: {message}", hint=hint)
+        passing = sqlstate[:2] in _PASSING_CLASSES or sqlstate in _PASSING
+        error = PenstockError if passing else UnexplainedError
+        return error(ErrorKind.SOURCE_CONNECTION, f"{doing}: {message}")
+
+
+def unsendable(slot: str, position: Lsn, said: str) -> PenstockError:
+    """Postgres fails at the same change whenever the slot is read.
+
+    It decodes with the catalog as of each change, so a row filter or a value that is mended
+    now is what it was for changes that are in the WAL already.
+    """
+    name = slot.replace("'", "''")
+    return PenstockError(
+        ErrorKind.DATA_DECODE,
+        f"Postgres cannot send what was committed after {position}: {said}",
+        hint="see to it that it does not happen again (a row filter that fails for some rows, a"
+        " text without an equivalent in UTF-8); what is in the WAL already stays as it is. Then"
+        f" drop the slot, SELECT pg_drop_replication_slot('{name}'), and start with"
+        " invalidated_slot_behavior: recreate: every table is copied again. If the server's log"
+        " names a cause that can be mended there, mend it and start again: nothing is lost, the"
+        " slot keeps it",
+        position=position,
+    )
+
+
+def _field(result: pq.abc.PGresult | None, field: pq.DiagnosticField) -> str:
+    value = result.error_field(field) if result is not None else None
+    return (value or b"").decode(errors="replace")
 
 
 _FAILURES: dict[str, tuple[ErrorKind, str]] = {
