@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -117,6 +120,41 @@ def test_one_that_never_streams_is_given_up(
     wait_for(lambda: bool(failures))
     assert failures[0].kind is ErrorKind.INTERNAL
     assert "exit code 3" in failures[0].message
+
+
+def test_one_that_cannot_be_started_is_tried_again(
+    supervise: Supervise, failures: list[PenstockError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = refuse_processes(monkeypatch, times=2)
+    process = supervise(STREAM_UNTIL_TOLD)
+    wait_for(lambda: streaming(process))
+    assert len(refusals) == process.report.restarts == 2
+    assert not failures
+
+
+def test_one_that_never_can_be_started_is_given_up(
+    supervise: Supervise, failures: list[PenstockError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_processes(monkeypatch, times=100)
+    process = supervise(STREAM_UNTIL_TOLD)
+    wait_for(lambda: bool(failures))
+    assert os.strerror(errno.EAGAIN) in failures[0].message
+    assert process.report.state is ReceiverState.FAILED
+
+
+def refuse_processes(monkeypatch: pytest.MonkeyPatch, times: int) -> list[OSError]:
+    """Have the system give no process for that many times; the refusals so far."""
+    refusals: list[OSError] = []
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        if len(refusals) < times:
+            refusals.append(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+            raise refusals[-1]
+        return started(*arguments, **options)
+
+    started = subprocess.Popen
+    monkeypatch.setattr("penstock.pipeline.receiver_process.subprocess.Popen", popen)
+    return refusals
 
 
 def test_events_show_in_the_report(supervise: Supervise) -> None:

@@ -69,6 +69,14 @@ class ReceiverReport:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """How a receiver ended; one that is `fatal` has said why, and another would fare alike."""
+
+    reason: str
+    fatal: bool = False
+
+
 _EVENT_STATES = {
     "streaming": ReceiverState.STREAMING,
     "resumed": ReceiverState.STREAMING,
@@ -132,48 +140,51 @@ class ReceiverProcess:
     def _supervise(self) -> None:
         delay, fruitless = _FIRST_DELAY, 0
         while True:
-            code = self._live_once()
-            if code is None or self._stopping.is_set():
+            death = self._live_once()
+            if death is None or self._stopping.is_set():
                 self._note(state=ReceiverState.STOPPED, reason=None, pid=None)
                 return
             if self._streamed:
                 delay, fruitless = _FIRST_DELAY, 0
             else:
                 fruitless += 1
-            error = self._verdict(code, fruitless)
+            error = self._verdict(death, fruitless)
             if error is not None:
                 self._note(state=ReceiverState.FAILED, reason=error.message, pid=None)
                 self._on_failure(error)
                 return
-            reason = _death(code)
             logger.warning(
-                "receiver died, starting it again", extra={"reason": reason, "delay": delay}
+                "receiver died, starting it again", extra={"reason": death.reason, "delay": delay}
             )
             self._note(
                 state=ReceiverState.STARTING,
-                reason=reason,
+                reason=death.reason,
                 pid=None,
                 restarts=self._report.restarts + 1,
             )
             self._stopping.wait(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
-    def _live_once(self) -> int | None:
-        """Run one receiver to its end; its exit code, or None when we are stopping."""
+    def _live_once(self) -> _Death | None:
+        """Run one receiver to its end; how it came, or None when we are stopping."""
         with self._lock:
             if self._stopping.is_set():
                 return None
             self._streamed, self._error = False, None
-            process = self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                # Ctrl-C reaches the whole foreground group; the receiver must
-                # not stop before we tell it to.
-                start_new_session=True,
-            )
+            try:
+                process = self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    encoding="utf-8",
+                    # Ctrl-C reaches the whole foreground group; the receiver must
+                    # not stop before we tell it to.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                # Too many processes, or too little memory: that may pass.
+                return _Death(f"it could not be started: {error}")
         self._note(pid=process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -183,7 +194,8 @@ class ReceiverProcess:
                 process.stdin.flush()
             for line in process.stdout:
                 self._take(line)
-            return process.wait()
+            code = process.wait()
+            return _Death(_ending(code), fatal=code == _FATAL)
         finally:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -205,14 +217,14 @@ class ReceiverProcess:
             logger.info("receiver %s", name, extra={"reason": event.get("reason")})
             self._note(state=_EVENT_STATES[name], reason=event.get("reason"))
 
-    def _verdict(self, code: int, fruitless: int) -> PenstockError | None:
+    def _verdict(self, death: _Death, fruitless: int) -> PenstockError | None:
         """The error that ends the pipeline, if this death does."""
-        if code == _FATAL and self._error is not None:
+        if death.fatal and self._error is not None:
             return self._error
         if fruitless >= _FRUITLESS_LIMIT:
             return PenstockError(
                 ErrorKind.INTERNAL,
-                f"the receiver died {fruitless} times before it could stream: {_death(code)}",
+                f"the receiver died {fruitless} times before it could stream: {death.reason}",
                 hint="its log, on standard error, says why",
             )
         return None
@@ -248,5 +260,5 @@ def _kind(name: Any) -> ErrorKind:
         return ErrorKind.INTERNAL
 
 
-def _death(code: int) -> str:
+def _ending(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
