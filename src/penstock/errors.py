@@ -3,7 +3,7 @@
 Every `PenstockError` says what happened to what (`message`), what to do about it
 (`hint`), which table it concerns, and what kind of trouble it is. The kind
 decides whether waiting can help: `kind.retryable` is true for trouble that
-passes by itself (a lost connection, a timeout, a lock), false for trouble that
+passes by itself (a lost connection, a timeout, a full disk), false for trouble that
 somebody has to mend (bad data, a missing privilege, an unsupported change).
 """
 
@@ -36,6 +36,7 @@ class ErrorKind(StrEnum):
     DESTINATION_SCHEMA = "destination.schema"
     DESTINATION_REJECTED = "destination.rejected"
     JOURNAL = "journal"
+    JOURNAL_DISK = "journal.disk"
     STORE = "store"
     CONFIG = "config"
     INVALID_STATE = "invalid_state"
@@ -53,6 +54,7 @@ _RETRYABLE = frozenset(
         ErrorKind.SOURCE_SNAPSHOT,
         ErrorKind.DESTINATION_CONNECTION,
         ErrorKind.DESTINATION_TIMEOUT,
+        ErrorKind.JOURNAL_DISK,
         ErrorKind.STORE,
     }
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -98,6 +100,18 @@ def test_litter_goes_and_named_segments_stay(writer: JournalWriter) -> None:
     fresh.refresh()
     assert fresh.remove_litter() == 2
     assert set(writer.segments_directory.glob("*/*")) == named
+
+
+def test_a_draft_that_the_disk_has_no_room_for_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("penstock.journal.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace(tmp_path / "checkpoint.json", "{}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_table_has_passed_goes_and_others_stay(writer: JournalWriter) -> None:

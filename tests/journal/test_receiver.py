@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from penstock.config import MIB, BatchConfig, JournalConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal import flush, writer
 from penstock.journal.memory import machine_memory
 from penstock.journal.receiver import Receiver
 from penstock.journal.writer import JournalWriter
@@ -327,6 +331,40 @@ def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Pa
         ) or (running.events[-1]["event"] == "resumed" and journal.end >= running.now())
 
     wait_for(emptied)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(flush, "write_segment"), (writer, "create_exclusively")]
+)
+def test_a_full_disk_is_waited_for(
+    receiver: Any, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
+    running = receiver(batch=BatchConfig(max_bytes=50_000))
+    running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    running.catch_up()
+    refused: list[Path] = []
+
+    def full(path: Path, *arguments: Any) -> Any:
+        if len(refused) < 2:
+            refused.append(path)
+            half = path if module is flush else path.with_name(f".{path.name}.tmp")
+            half.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(path, *arguments)
+
+    written = getattr(module, name)
+    monkeypatch.setattr(module, name, full)
+    running.execute("INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 5000) g")
+    running.assert_replay_equals_source("t")
+    assert len(refused) == 2
+    reasons = [e["reason"] for e in running.events if e["event"] == "reconnecting"]
+    assert len(reasons) == 2
+    assert all("No space left" in r and "journal.max_bytes" in r for r in reasons)
+    running.stop()
+    named = {s.path for m in running.journal._manifests for s in m.segments}
+    root = running.config.journal_path
+    assert {str(path.relative_to(root)) for path in root.glob("segments/*/*")} == named
+    assert not list(root.glob("manifests/.*"))
 
 
 def test_an_idle_receiver_does_not_measure_its_journal_again_and_again(

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from penstock.errors import ErrorKind, PenstockError
+
+
+@contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Turn what the disk refuses inside into an error that waits for room."""
+    try:
+        yield
+    except OSError as error:
+        raise PenstockError(
+            ErrorKind.JOURNAL_DISK,
+            f"the journal {root} cannot be written: {error.strerror or error}",
+            hint="make room on its disk, or move it (journal.location); journal.max_bytes limits"
+            " what it may take. It is tried again, and Postgres keeps what is not in it",
+        ) from error
 
 
 def sync_directory(directory: Path) -> None:
@@ -37,8 +55,12 @@ def replace(path: Path, text: str) -> None:
 
 def _draft(path: Path, text: str) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     return draft

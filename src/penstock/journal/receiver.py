@@ -30,6 +30,7 @@ from typing import Any
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.journal.files import writing
 from penstock.journal.lock import ReceiverLock
 from penstock.journal.relations import RelationCatalog
 from penstock.journal.scribe import Scribe, warm_up
@@ -89,7 +90,7 @@ class Receiver:
                             raise unsendable(slot, failed_at, error.message) from error
                     if time.monotonic() - started > _LONGEST_DELAY_S:
                         delay = _FIRST_DELAY_S
-                    logger.warning("connection lost", extra={"reason": str(error)})
+                    logger.warning("receiving interrupted", extra={"reason": str(error)})
                     self._report({"event": "reconnecting", "reason": str(error)})
                     stop.wait(delay * random.uniform(0.7, 1.0))
                     delay = min(2 * delay, _LONGEST_DELAY_S)
@@ -102,7 +103,8 @@ class Receiver:
         try:
             stream = ReplicationStream(config.pg_connection, f"{config.id}_receiver")
             try:
-                prepare_source(config, journal, catalog, stream)
+                with writing(journal.root):
+                    prepare_source(config, journal, catalog, stream)
                 self._receive(journal, catalog, stream, stop)
             finally:
                 stream.close()

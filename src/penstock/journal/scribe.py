@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from penstock.config import MIB, PipelineConfig
 from penstock.journal.decoder import ChangeDecoder
+from penstock.journal.files import writing
 from penstock.journal.flush import FlushBuilder
 from penstock.journal.memory import MemoryGauge
 from penstock.journal.versions import Relations
@@ -111,17 +112,21 @@ class Scribe:
 
     def _run(self) -> None:
         try:
-            while (item := self._next()) is not None:
-                if isinstance(item, CopyBuffer):
-                    self._decode(item)
-                elif not self._in_transaction and self._builder.empty:
-                    self._builder.move_to(item.position)
-                self._flush_if_due()
-                self._watch_usage()
-            if not self._builder.empty:
-                self._flush()
+            with writing(self._journal.root):
+                self._work_off()
         except BaseException as error:
             self._error = error
+
+    def _work_off(self) -> None:
+        while (item := self._next()) is not None:
+            if isinstance(item, CopyBuffer):
+                self._decode(item)
+            elif not self._in_transaction and self._builder.empty:
+                self._builder.move_to(item.position)
+            self._flush_if_due()
+            self._watch_usage()
+        if not self._builder.empty:
+            self._flush()
 
     def _next(self) -> CopyBuffer | _Idle | None:
         while True:
