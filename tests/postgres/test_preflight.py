@@ -16,8 +16,9 @@ from psycopg import pq
 
 from penstock.config import PgConnection, PipelineConfig, TableSyncCopy
 from penstock.errors import ErrorKind, PenstockError
-from penstock.postgres.catalog import table_schema
+from penstock.postgres.catalog import published_tables, table_schema
 from penstock.postgres.connection import Session, connect, server_version
+from penstock.postgres.copy import CtidRange, copy_range
 from penstock.postgres.preflight import Finding, Severity, preflight, require
 from penstock.postgres.preflight.identity import require_old_rows
 from penstock.testing import EmbeddedPostgres
@@ -215,17 +216,41 @@ def test_tables_that_the_role_may_not_read(shop: Session, someone: PgConnection,
 
 
 @pytest.mark.since(15)
-def test_reading_the_published_columns_is_enough(
+def test_reading_the_columns_that_a_copy_reads_is_enough(
     shop: Session, someone: PgConnection, role: str
 ) -> None:
     shop.execute(f"""
         ALTER ROLE "{role}" REPLICATION;
         GRANT USAGE ON SCHEMA shop TO "{role}";
-        GRANT SELECT (id) ON shop.customers TO "{role}";
+        GRANT SELECT (ctid, id) ON shop.customers TO "{role}";
         DROP PUBLICATION pub;
         CREATE PUBLICATION pub FOR TABLE shop.customers (id)
     """)
     assert errors(preflight(config(someone))) == []
+
+
+@pytest.mark.since(15)
+def test_a_copy_also_reads_the_columns_of_its_conditions(
+    shop: Session, someone: PgConnection, role: str
+) -> None:
+    shop.execute(f"""
+        CREATE TABLE shop.notes (id int PRIMARY KEY, "By" text, secret text);
+        INSERT INTO shop.notes VALUES (1, 'me', 'x');
+        ALTER ROLE "{role}" REPLICATION;
+        GRANT USAGE ON SCHEMA shop TO "{role}";
+        GRANT SELECT (id) ON shop.notes TO "{role}";
+        DROP PUBLICATION pub;
+        CREATE PUBLICATION pub FOR TABLE shop.notes (id) WHERE ("By" <> '')
+            WITH (publish = 'insert')
+    """)
+    [finding] = errors(preflight(config(someone)))
+    assert finding.remedy == f'GRANT SELECT ("ctid", "By") ON "shop"."notes" TO "{role}";'
+    remedy_works(shop, config(someone), finding)
+    [table] = published_tables(shop, "pub")
+    with connect(someone, "test") as session:
+        part = CtidRange(table.schema.name.quoted, 0, 5)
+        batches = copy_range(session, table.schema, part, row_filter=table.row_filter)
+        assert [copied.batch.to_pylist() for copied in batches] == [[{"id": 1}]]
 
 
 def test_a_grant_on_the_root_is_none_on_its_partitions(

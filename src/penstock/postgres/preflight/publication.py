@@ -43,7 +43,7 @@ def publication_findings(session: Session, config: PipelineConfig) -> Iterator[F
         )
     yield from _operations(found)
     copied = [t for t in tables if config.table_sync_copy.includes(str(t.schema.name))]
-    yield from _privileges(session, copied)
+    yield from _privileges(session, name, copied)
     yield from _policies(session, copied)
     yield from identity_findings(session, found, tables)
     yield from _generated_columns(session, found, tables)
@@ -74,21 +74,30 @@ def _operations(found: Publication) -> Iterator[Finding]:
         )
 
 
-def _privileges(session: Session, tables: list[PublishedTable]) -> Iterator[Finding]:
-    """The copy reads partitions themselves, and a grant on their root is not one on them."""
+def _privileges(
+    session: Session, publication_name: str, tables: list[PublishedTable]
+) -> Iterator[Finding]:
+    """The copy reads partitions themselves, and a grant on their root is not one on them.
+
+    Where columns are granted one by one, it needs those of its conditions too: `ctid`, by which
+    large tables are read in ranges, and what the row filter looks at.
+    """
     role = quote_identifier(row(session, "SELECT current_user")[0])
     unreadable: dict[str, list[TableName]] = defaultdict(list)
+    piecemeal: list[tuple[TableName, list[str]]] = []
     closed: set[str] = set()
     for table in tables:
-        columns = [column.name for column in table.schema.columns]
+        columns = ["ctid", *(column.name for column in table.schema.columns)]
+        columns += [n for n in _filtered_by(session, publication_name, table) if n not in columns]
         for target in copy_targets(session, table.schema):
-            usage, select = row(
+            usage, select, some, missing = row(
                 session,
                 """
                 SELECT has_schema_privilege(n.oid, 'USAGE'),
-                       has_table_privilege(c.oid, 'SELECT') OR (
-                           SELECT bool_and(has_column_privilege(c.oid, name, 'SELECT'))
-                           FROM unnest(%s::text[]) AS name)
+                       has_table_privilege(c.oid, 'SELECT'),
+                       has_any_column_privilege(c.oid, 'SELECT'),
+                       ARRAY(SELECT name FROM unnest(%s::text[]) WITH ORDINALITY AS u(name, place)
+                             WHERE NOT has_column_privilege(c.oid, name, 'SELECT') ORDER BY place)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                 WHERE n.nspname = %s AND c.relname = %s
                 """,
@@ -96,7 +105,11 @@ def _privileges(session: Session, tables: list[PublishedTable]) -> Iterator[Find
             )
             if not usage:
                 closed.add(target.name.schema)
-            if not select:
+            if select or not missing:
+                continue
+            if some:
+                piecemeal.append((target.name, missing))
+            else:
                 unreadable[target.name.schema].append(target.name)
     for schema in sorted(closed):
         yield error(
@@ -112,6 +125,31 @@ def _privileges(session: Session, tables: list[PublishedTable]) -> Iterator[Find
             f"GRANT SELECT ON {', '.join(name.quoted for name in names)} TO {role};",
             ErrorKind.SOURCE_PRIVILEGE,
         )
+    for name, missing in piecemeal:
+        quoted = ", ".join(quote_identifier(column) for column in missing)
+        yield error(
+            f"table {name}",
+            f"the role may read some columns, but a copy also needs {listed(missing)}",
+            f"GRANT SELECT ({quoted}) ON {name.quoted} TO {role};",
+            ErrorKind.SOURCE_PRIVILEGE,
+        )
+
+
+def _filtered_by(session: Session, publication_name: str, table: PublishedTable) -> list[str]:
+    """The columns that the table's row filter looks at."""
+    if table.row_filter is None:
+        return []
+    query = """
+        SELECT array_agg(DISTINCT a.attname::text)
+        FROM pg_publication p
+        JOIN pg_publication_rel r ON r.prpubid = p.oid
+        JOIN pg_depend d ON d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid
+        JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+        WHERE p.pubname = %s AND d.refclassid = 'pg_class'::regclass
+          AND r.prrelid = %s AND d.refobjid = r.prrelid AND a.attnum > 0
+    """
+    names = row(session, query, [publication_name, table.schema.id.oid])[0]
+    return list(names or [])
 
 
 def _policies(session: Session, tables: list[PublishedTable]) -> Iterator[Finding]:
