@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.journal.files import replace
 from penstock.journal.journal import Journal, JournalOwner
-from penstock.journal.manifest import ChangeCounts
+from penstock.journal.manifest import ChangeCounts, now
 from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.writer import JournalWriter
 from penstock.schema import ZERO_LSN, ColumnSchema, Lsn, TableId, TableName, TableSchema, ValueKind
@@ -201,6 +201,35 @@ def test_retention_keeps_what_is_young(writer: JournalWriter) -> None:
     journal = reopened(writer)
     assert journal.retire({A: Lsn(20)}, retention=timedelta(hours=1)) == 0
     assert ends(journal, A) == [20]
+
+
+def test_a_clock_that_was_set_back_leaves_no_file_behind(
+    writer: JournalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clock(hours: int) -> None:
+        present = now() + timedelta(hours=hours)
+        monkeypatch.setattr("penstock.journal.writer.now", lambda: present)
+
+    for end, hours in ((20, -3), (30, 24), (40, -2), (50, 0)):
+        clock(hours)
+        flush(writer, end, A)
+    journal = reopened(writer)
+    journal.retire({A: Lsn(50)}, retention=timedelta(hours=1))
+    assert ends(journal, A) == [50]
+    assert [path.name for path in writer.segments_directory.glob("*/*")] == ["50.parquet"]
+    assert journal.start == Lsn(40)
+
+
+def test_a_flush_from_the_future_is_as_old_as_now(
+    writer: JournalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = now() + timedelta(days=1)
+    monkeypatch.setattr("penstock.journal.writer.now", lambda: later)
+    flush(writer, 20, A)
+    journal = reopened(writer)
+    assert journal.retire({A: Lsn(20)}, retention=timedelta(hours=1)) == 0
+    assert journal.retire({A: Lsn(20)}) > 0
+    assert ends(journal, A) == []
 
 
 def test_the_writer_keeps_no_index(writer: JournalWriter) -> None:

@@ -255,11 +255,11 @@ class Journal:
 
         A table that is not in `passed` keeps everything.
         """
-        horizon = now() - retention
         with self._retiring:
             with self._lock:
-                doomed, dropped = self._passed(passed, horizon)
-                gone = self._removable(dropped, horizon)
+                old = self._older_than(retention)
+                doomed, dropped = self._passed(passed, old)
+                gone = self._removable(dropped, old)
                 # A checkpoint has every schema: too much for a few idle seconds' manifests.
                 if dropped == self._checkpoint.dropped and len(gone) < _WORTH_A_CHECKPOINT:
                     return 0
@@ -290,16 +290,25 @@ class Journal:
             (self.root / segment.path).unlink(missing_ok=True)
         return sum(segment.bytes for segment in doomed)
 
+    def _older_than(self, retention: timedelta) -> list[Manifest]:
+        """The manifests that need not be kept for their age.
+
+        A clock that was set back has dated some later than those that follow. They are older.
+        """
+        present = now()
+        for count in range(len(self._manifests), 0, -1):
+            if min(self._manifests[count - 1].created_at, present) <= present - retention:
+                return self._manifests[:count]
+        return []
+
     def _passed(
-        self, passed: Mapping[TableId, Lsn], horizon: datetime
+        self, passed: Mapping[TableId, Lsn], manifests: list[Manifest]
     ) -> tuple[list[SegmentRef], dict[TableId, Lsn]]:
         """The segments that their tables have passed, and up to where each table has then
         given up everything."""
         doomed: list[SegmentRef] = []
         dropped = dict(self._checkpoint.dropped)
-        for manifest in self._manifests:
-            if manifest.created_at > horizon:
-                continue
+        for manifest in manifests:
             over = {
                 table_id
                 for table_id in manifest.tables
@@ -312,13 +321,13 @@ class Journal:
     def _dropped(self, table_id: TableId) -> Lsn:
         return self._checkpoint.dropped.get(table_id, ZERO_LSN)
 
-    def _removable(self, dropped: Mapping[TableId, Lsn], horizon: datetime) -> list[Manifest]:
-        """The oldest manifests that no table needs any more; never the last one."""
+    def _removable(
+        self, dropped: Mapping[TableId, Lsn], manifests: list[Manifest]
+    ) -> list[Manifest]:
+        """The oldest manifests that no table needs any more; never the last one of all."""
         removable: list[Manifest] = []
-        for manifest in self._manifests[:-1]:
-            if manifest.created_at > horizon or any(
-                dropped.get(table_id, ZERO_LSN) < manifest.end for table_id in manifest.tables
-            ):
+        for manifest in manifests[: len(self._manifests) - 1]:
+            if any(dropped.get(table_id, ZERO_LSN) < manifest.end for table_id in manifest.tables):
                 break
             removable.append(manifest)
         return removable
