@@ -42,7 +42,7 @@ from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
-from penstock.schema import ZERO_LSN, Lsn, TableSchema
+from penstock.schema import Lsn, TableSchema
 from penstock.spark.changes import TableRows
 from penstock.spark.extract import Extracted, extract
 from penstock.states import DataSync, FinishedCopy, StoredState
@@ -91,9 +91,6 @@ def remove_leftovers(journal: Journal) -> None:
 class Copier:
     """Copies one table, once. `enter` stores a state, `keep` the terms that the copy was
     made on; `rows` counts rows as they come.
-
-    `before_slot` are the terms on which the table was published before the slot existed:
-    while they hold, no transaction can be half inside the stream.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Copier:
         self._rows = rows
         self.nulled = 0
 
-    def copy(self, before_slot: Terms | None = None, *, begun: bool = False) -> TableSchema:
+    def copy(self, _before_slot: Terms | None = None, *, begun: bool = False) -> TableSchema:
         """Copy the table and record it as finished; its schema as it was copied.
 
         `begun` says that an earlier attempt got as far as `data_sync`.
@@ -129,9 +126,7 @@ class Copier:
         context.destination.drop_table_for_copy(self._table)
         context.store.prepare_table_state_for_copy(self._table.id)
         self._remove_leftovers()
-        if not context.journal.reaches_back_to(self._table.id, ZERO_LSN):
-            before_slot = None
-        copied = self._extract(before_slot)
+        copied = self._extract()
         # Killed here, the copy starts again with a new snapshot; the files are leftovers.
         failpoint("copy_extracted")
         self._write(copied)
@@ -171,9 +166,9 @@ class Copier:
         for directory in self._context.journal.copies_directory.glob(f"{self._table.id}-*"):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _wait_for_writers(self, settled: Terms | None) -> Terms:
-        """The terms of now, when nobody writes who began to on others. On `settled` ones nobody
-        has to be waited for."""
+    def _wait_for_writers(self, settled: Terms | None = None) -> Terms:
+        """The terms of now, when nobody writes who began to before this. On `settled` ones, who
+        did has been waited for."""
         session = connect(self._context.config.pg_connection, f"{self._context.config.id}_copy")
         try:
             published = self._published(session)
@@ -201,8 +196,8 @@ class Copier:
         if self._context.stopping.wait(seconds):
             raise Interrupted
 
-    def _extract(self, before_slot: Terms | None) -> Copied:
-        terms = self._wait_for_writers(before_slot)
+    def _extract(self) -> Copied:
+        terms = self._wait_for_writers()
         while (copied := self._extract_once(terms)) is None:
             logger.info(
                 "table was altered, truncated or rewritten while it was copied, copying it again",

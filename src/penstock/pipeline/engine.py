@@ -3,8 +3,9 @@
 A slot that is lost takes its journal with it. A pipeline that may begin anew then stops
 this and makes another; store, destination and Spark stay as they are.
 
-The slot must exist before the first table's snapshot is taken, or changes between
-the two would be in neither. The journal's first manifest says that it does.
+The slot must exist before the first table's writers are waited for and its snapshot is
+taken, or changes between the two would be in neither. The journal's first manifest says
+that it does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from penstock.pipeline.receiver_process import ReceiverProcess
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.source_watch import Membership, SourceWatch
-from penstock.postgres.terms import Terms
 from penstock.schema import TableId
 
 logger = logging.getLogger("penstock.pipeline")
@@ -49,7 +49,6 @@ class Engine:
     def start(self, check: Callable[[], None]) -> None:
         """Start everything; `check` raises if there is no use in waiting for the slot."""
         context, closing = self._context, self._closing
-        before_slot = self._published_before_slot()
         closing.callback(self.receiver.stop)
         self.receiver.start()
         self._wait_for_slot(check)
@@ -58,7 +57,7 @@ class Engine:
         membership = self.watch.membership()
         if membership is not None:
             self._retention.note_membership(_ids(membership), membership.as_of)
-            self.scheduler.set_membership(membership, before_slot=before_slot)
+            self.scheduler.set_membership(membership)
         housekeeper = Housekeeper(context, self.scheduler, self._retention, self._fail)
         closing.callback(self.scheduler.stop)
         closing.callback(housekeeper.stop)
@@ -83,13 +82,6 @@ class Engine:
         goes that the scheduler does not know yet."""
         self.scheduler.set_membership(membership)
         self._retention.note_membership(_ids(membership), membership.as_of)
-
-    def _published_before_slot(self) -> dict[TableId, Terms]:
-        """The terms of tables that are in the publication while there is no slot yet."""
-        if not self._context.journal.empty:
-            return {}
-        membership = self.watch.membership()
-        return {table.schema.id: table.terms for table in membership.tables} if membership else {}
 
     def _wait_for_slot(self, check: Callable[[], None]) -> None:
         """Until the journal has its first manifest. Making a slot waits for running

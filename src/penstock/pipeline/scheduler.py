@@ -12,11 +12,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Event, RLock, Thread
-from types import MappingProxyType
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
@@ -26,7 +25,6 @@ from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import forget_terms
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
 from penstock.schema import TableId
 from penstock.states import Init
 
@@ -80,23 +78,15 @@ class Scheduler:
         with self._lock:
             return sorted(self._tables.values(), key=lambda table: table.name)
 
-    def set_membership(
-        self,
-        membership: Membership,
-        *,
-        before_slot: Mapping[TableId, Terms] = MappingProxyType({}),
-    ) -> None:
-        """Take in what the publication held.
-
-        `before_slot` has the terms of tables that were in it before the slot existed.
-        """
+    def set_membership(self, membership: Membership) -> None:
+        """Take in what the publication held."""
         found = {table.schema.id: table for table in membership.tables}
         store = self._context.store
         with self._lock:
             for table_id, entry in found.items():
                 known = self._tables.get(table_id)
                 if known is None:
-                    self._add(entry, membership, before_slot.get(table_id))
+                    self._add(entry, membership)
                 elif known.leaving:
                     continue  # it left and came back; added when it is gone
                 else:
@@ -130,18 +120,14 @@ class Scheduler:
             requests.done(request)
             self.wake()
 
-    def _add(
-        self, entry: PublishedTable, membership: Membership, before_slot: Terms | None
-    ) -> None:
+    def _add(self, entry: PublishedTable, membership: Membership) -> None:
         store, table_id = self._context.store, entry.schema.id
         state = store.get_table_state(table_id)
         if state is None:
             state = Init()
             store.update_table_state(table_id, state)
             logger.info("table found", extra={"table": str(entry.schema.name)})
-        self._tables[table_id] = table = PipelineTable(
-            self._context, entry, state, self.wake, before_slot=before_slot
-        )
+        self._tables[table_id] = table = PipelineTable(self._context, entry, state, self.wake)
         table.see(entry, membership)  # it may have changed while no pipeline ran
 
     def _forget(self, table_id: TableId, name: str) -> None:

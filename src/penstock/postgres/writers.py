@@ -1,19 +1,22 @@
 """Waiting for the transactions that write to a table now.
 
-A change reaches a copied table by its snapshot or by the stream. Two kinds can
-miss both, and both belong to a transaction that has written to the table but is not
+A change reaches a copied table by its snapshot or by the stream. Three kinds can
+miss both, and all belong to a transaction that has written to the table but is not
 visible yet when the copy begins:
 
 - The table was added to the publication meanwhile. What the transaction wrote
   before that is not sent, whenever it commits.
+- Its commit was written before the point from which the slot sends, and it still waits
+  for a synchronous standby.
 - The journal has dropped the table's older segments, the transaction's among
   them: a commit is received before it is visible, and with synchronous standbys
   long before.
 
 Such a transaction holds its lock on the table until after it has become
 visible. So: note who holds a lock that writers take, and take the snapshot when all
-of these are gone. Those who come later need no waiting for: they write after
-the table was published, and nothing of theirs has been dropped.
+of these are gone. The slot must exist by then. Those who come later need no waiting
+for: they write after the table was published, commit into the slot, and nothing of
+theirs has been dropped.
 """
 
 from __future__ import annotations
