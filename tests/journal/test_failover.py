@@ -7,15 +7,19 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.journal import Journal
 from penstock.journal.receiver import Receiver
 from penstock.journal.writer import JournalWriter
+from penstock.pipeline.slot_recovery import recover_lost_slot
 from penstock.postgres.preflight import preflight
 from penstock.schema import Lsn
+from penstock.stores import MemoryStore
 from penstock.testing.postgres import EmbeddedPostgres
 from penstock.testing.waiting import wait_for
 from tests.journal.conftest import Running
@@ -50,9 +54,14 @@ def standby_of(primary: EmbeddedPostgres, root: Path) -> EmbeddedPostgres:
     return standby
 
 
-def config(root: Path, *servers: EmbeddedPostgres, failover: bool = True) -> PipelineConfig:
+def config(
+    root: Path,
+    *servers: EmbeddedPostgres,
+    failover: bool = True,
+    session_attributes: str = "read-write",
+) -> PipelineConfig:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    uri = f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
+    uri = f"postgresql://postgres@{hosts}/postgres?target_session_attrs={session_attributes}"
     return PipelineConfig(
         id="f",
         publication_name="pub",
@@ -77,6 +86,7 @@ def test_a_promoted_standby_is_followed(tmp_path: Path) -> None:
             running = Running(settings.model_copy(update={"failover": False}), session)
             running.start()
             running.stop()  # the slot is there now, and of the plain kind
+            waits_for_a_promotion(config(tmp_path, standby, session_attributes="any"))
             running = Running(settings, session)
             running.start()
             try:
@@ -101,6 +111,26 @@ def test_a_promoted_standby_is_followed(tmp_path: Path) -> None:
             finally:
                 running.stop()
             refuses_what_the_standby_lacked(running)
+
+
+def waits_for_a_promotion(settings: PipelineConfig) -> None:
+    """As if a name led to the standby already, which has no slot yet."""
+    stop, reasons = threading.Event(), []
+
+    def report(event: dict[str, Any]) -> None:
+        reasons.append(event["reason"])
+        stop.set()
+
+    Receiver(settings, report).run(stop)
+    assert "is a standby" in reasons[0]
+
+    recreating = settings.model_copy(update={"invalidated_slot_behavior": "recreate"})
+    journal = Journal(settings.journal_path)
+    journal.refresh()
+    with pytest.raises(PenstockError, match="is a standby") as caught:
+        recover_lost_slot(recreating, MemoryStore(), journal)
+    assert caught.value.kind.retryable
+    assert not journal.empty
 
 
 def refuses_what_the_standby_lacked(running: Running) -> None:

@@ -18,6 +18,7 @@ from penstock.journal.journal import JournalOwner
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import (
     Session,
+    in_recovery,
     server_version,
     system_identifier,
     translated,
@@ -36,6 +37,7 @@ def prepare_source(
     config: PipelineConfig, journal: JournalWriter, catalog: Session, stream: ReplicationStream
 ) -> None:
     """Bring journal and slot to where streaming can begin at the journal's end."""
+    require_primary(catalog)
     journal.refresh()
     slot = slot_info(catalog, config.slot_name)
     _require_failover(config, catalog)
@@ -48,6 +50,18 @@ def prepare_source(
     if config.failover and slot is not None and not slot.failover:
         stream.make_failover(slot.name)
     _follow_timeline(journal, stream)
+
+
+def require_primary(catalog: Session) -> None:
+    """Raise what passes when a standby is promoted. Until then it may lack the slot, or have one
+    that it only keeps: that says nothing about the slot."""
+    if in_recovery(catalog):
+        raise PenstockError(
+            ErrorKind.SOURCE_CONNECTION,
+            "the server is a standby; waiting for the primary",
+            hint="nothing to do if it is about to be promoted; otherwise set pg_connection to the"
+            " primary server",
+        )
 
 
 def sender_timeout(catalog: Session) -> float:

@@ -20,7 +20,7 @@ from penstock.config import PipelineConfig
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.journal.lock import ReceiverLock
-from penstock.journal.source import rightful_owner
+from penstock.journal.source import require_primary, rightful_owner
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.slots import drop_slot, slot_info
 from penstock.stores.base import PipelineStore, Worker
@@ -40,6 +40,7 @@ def recover_lost_slot(config: PipelineConfig, store: PipelineStore, journal: Jou
 def _recover(
     session: Session, config: PipelineConfig, store: PipelineStore, journal: Journal
 ) -> bool:
+    require_primary(session)
     if journal.owner() not in (None, rightful_owner(config, session)):
         return False  # another's journal is not ours to discard; the receiver refuses it
     slot = slot_info(session, config.slot_name)
