@@ -14,7 +14,8 @@ from penstock.journal.journal import Journal
 from penstock.pipeline import engine
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.requests import Action, Request, Requests
-from penstock.schema import TableId
+from penstock.schema import Lsn, TableId
+from penstock.stores.base import Worker
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
@@ -45,6 +46,19 @@ def test_a_lost_slot_is_made_again_and_every_table_copied(source: Source) -> Non
     with source.pipeline(invalidated_slot_behavior="recreate") as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         source.execute("INSERT INTO a VALUES (1002, 'streamed')")
+        source.catch_up(pipeline)
+    assert source.mirrored("a") == source.rows("a")
+
+
+def test_a_cursor_behind_the_end_of_the_journal_is_of_another(source: Source) -> None:
+    """As when the source was set back to an earlier point, and a receiver began a new journal."""
+    with source.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        table = pipeline.status().table("public.a").id
+        source.store.upsert_replication_progress(Worker.apply(table), Lsn(2**60))
+    source.execute("INSERT INTO a VALUES (1001, 'before the cursor')")
+    with source.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
         source.catch_up(pipeline)
     assert source.mirrored("a") == source.rows("a")
 

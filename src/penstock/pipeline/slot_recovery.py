@@ -7,7 +7,8 @@ the order matters: the states first, so that no table can go on from a cursor in
 journal that is about to begin anew.
 
 A journal that was removed, with its slot, leaves states behind whose cursors it
-cannot serve. These are forgotten: going on from them would leave a gap.
+cannot serve: before its beginning, or, where the source was set back, behind its end.
+These are forgotten: going on from them would leave a gap.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _forget_cursors(store: PipelineStore, journal: Journal) -> None:
         for table_id in store.get_table_states()
         if (cursor := store.get_replication_progress(Worker.apply(table_id))) is not None
     ]
-    if cursors and (journal.empty or min(cursors) < journal.began):
+    if cursors and (journal.empty or min(cursors) < journal.began or max(cursors) > journal.end):
         logger.warning(
             "the journal is a new one, every table is copied again",
             extra={"journal": str(journal.root)},
