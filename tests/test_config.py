@@ -43,6 +43,11 @@ def test_a_journal_that_spark_would_misread_is_refused(tmp_path: Path, location:
     assert "journal.location" in error.message
 
 
+def test_one_table_may_not_hold_the_whole_journal(tmp_path: Path) -> None:
+    error = refusal(tmp_path, MINIMAL + "journal: {max_bytes: 1000, max_table_bytes: 1000}\n")
+    assert "journal: max_table_bytes (1000) must be smaller than max_bytes" in error.message
+
+
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     error = refusal(tmp_path, MINIMAL + "store: {url: '${PENSTOCK_TEST_NOT_SET}'}\n")
     assert "line 4, column 14: refers to ${PENSTOCK_TEST_NOT_SET}" in error.message

@@ -99,6 +99,15 @@ class JournalConfig(_Model):
     max_table_bytes: int = Field(4 * GIB, gt=0)
     retention_hours: float = Field(0, ge=0)
 
+    @model_validator(mode="after")
+    def _table_below_whole(self) -> Self:
+        if self.max_table_bytes >= self.max_bytes:
+            raise ValueError(
+                f"max_table_bytes ({self.max_table_bytes}) must be smaller than max_bytes"
+                f" ({self.max_bytes}), or one table that is set aside could fill the journal"
+            )
+        return self
+
     @field_validator("location")
     @classmethod
     def _local_directory(cls, location: str) -> str:
