@@ -22,7 +22,7 @@ from penstock.journal.files import writing
 from penstock.journal.flush import FlushBuilder
 from penstock.journal.memory import MemoryGauge
 from penstock.journal.versions import Relations
-from penstock.journal.writer import JournalWriter
+from penstock.journal.writer import RESUME_SHARE, JournalWriter
 from penstock.postgres import libpq, pgoutput, tuples, values
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn
@@ -34,7 +34,6 @@ _TRICKLE_BYTES = MIB
 _TRICKLE_SHARE = 0.2
 _IDLE_FLUSH_S = 1.0
 _USAGE_CHECK_S = 1.0
-_RESUME_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ class Scribe:
             return
         self._next_usage_check, self._grown = now + _USAGE_CHECK_S, False
         used = self._journal.disk_usage() - self._builder.spilled_bytes
-        limit = self._max_bytes * (_RESUME_SHARE if self._journal_full else 1.0)
+        limit = self._max_bytes * (RESUME_SHARE if self._journal_full else 1.0)
         self._journal_full = used >= limit
 
 

@@ -14,6 +14,9 @@ from penstock.journal.manifest import Manifest, SegmentRef, now
 from penstock.journal.partitions import SentPartition
 from penstock.schema import Lsn, TableId, TableSchema
 
+RESUME_SHARE = 0.8
+"""Receiving pauses at `journal.max_bytes` and goes on below this share of it."""
+
 
 class JournalWriter(Journal):
     """The one process that appends. Hold it only under the receiver's lock.

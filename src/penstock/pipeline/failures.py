@@ -87,8 +87,8 @@ def errored(
 def without_changes(state: Errored, end: Lsn) -> Errored:
     """The state of a table that was set aside for so long that its changes were given up."""
     return Errored(
-        f"{state.reason}; its changes up to {end} were dropped, because they took more"
-        " than journal.max_table_bytes",
+        f"{state.reason}; its changes up to {end} were dropped, because they took too much"
+        " of the journal (max_table_bytes, max_bytes)",
         f"{state.solution}; when it is retried, the table is copied again",
         state.retry,
         Init(),

@@ -2,9 +2,10 @@
 
 A table that is copied gives up what its cursor has passed. One that is not, or
 that is set aside, keeps everything, up to a limit: past `journal.max_table_bytes`
-a set-aside table loses its segments and is copied again when it is retried. A
-table that left the publication gives up all it had; one that has changes here
-but was not seen in the publication yet gives up nothing.
+a set-aside table loses its segments and is copied again when it is retried. So do
+the largest of them where all together leave other tables no room. A table that
+left the publication gives up all it had; one that has changes here but was not seen
+in the publication yet gives up nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
+from penstock.journal.writer import RESUME_SHARE
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.table import PipelineTable
@@ -50,18 +52,39 @@ class Retention:
                 gone = journal.tables() - set(tables) - self._published
                 passed |= dict.fromkeys(gone, self._published_as_of)
             freed = journal.retire(passed, retention=timedelta(hours=config.retention_hours))
-            for table in tables.values():
-                self._limit(table)
+            aside = [table for table in tables.values() if isinstance(table.state, Errored)]
+            if aside:
+                self._limit_each(aside)
+                self._limit_all(aside)
             return freed
 
-    def _limit(self, table: PipelineTable) -> None:
+    def _limit_each(self, aside: list[PipelineTable]) -> None:
         """Drop what a set-aside table holds when it is too much."""
-        journal = self._context.journal
-        if not isinstance(table.state, Errored):
+        limit = self._context.config.journal.max_table_bytes
+        for table in aside:
+            if self._held(table) > limit:
+                self._drop(table)
+
+    def _limit_all(self, aside: list[PipelineTable]) -> None:
+        """Drop what the largest set-aside tables hold when receiving waits for room.
+
+        It may have paused at more than there is now, and goes on only below the mark: what
+        set-aside tables hold above that would keep it waiting for ever.
+        """
+        journal, limit = self._context.journal, self._context.config.journal.max_bytes
+        mark = limit * RESUME_SHARE
+        if journal.bytes < limit and sum(map(self._held, aside)) < mark:
             return
-        if journal.table_bytes(table.id) <= self._context.config.journal.max_table_bytes:
-            return
-        end = journal.end
+        for table in sorted(aside, key=self._held, reverse=True):
+            if journal.bytes < mark or not self._held(table):
+                return
+            self._drop(table)
+
+    def _held(self, table: PipelineTable) -> int:
+        return self._context.journal.table_bytes(table.id)
+
+    def _drop(self, table: PipelineTable) -> None:
+        end = self._context.journal.end
         if self._scheduler.between_jobs(table, lambda: table.drop_changes(end)):
             logger.warning(
                 "changes of a table that is set aside were dropped",
