@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock.config import PgConnection, load_config
+from penstock.config import JournalConfig, PgConnection, load_config
 from penstock.errors import ErrorKind, PenstockError
 
 MINIMAL = "id: shop\npublication_name: p\npg_connection: {host: h}\n"
@@ -44,6 +44,8 @@ def test_a_journal_that_spark_would_misread_is_refused(tmp_path: Path, location:
 
 
 def test_one_table_may_not_hold_the_whole_journal(tmp_path: Path) -> None:
+    assert JournalConfig(max_bytes=1000).max_table_bytes == 250
+    assert JournalConfig().max_table_bytes == 4 * 2**30
     error = refusal(tmp_path, MINIMAL + "journal: {max_bytes: 1000, max_table_bytes: 1000}\n")
     assert "journal: max_table_bytes (1000) must be smaller than max_bytes" in error.message
 

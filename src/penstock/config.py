@@ -101,6 +101,8 @@ class JournalConfig(_Model):
 
     @model_validator(mode="after")
     def _table_below_whole(self) -> Self:
+        if "max_table_bytes" not in self.model_fields_set:
+            self.__dict__["max_table_bytes"] = min(self.max_table_bytes, self.max_bytes // 4)
         if self.max_table_bytes >= self.max_bytes:
             raise ValueError(
                 f"max_table_bytes ({self.max_table_bytes}) must be smaller than max_bytes"

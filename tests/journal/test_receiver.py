@@ -309,9 +309,7 @@ def test_a_slot_created_before_a_crash_is_adopted(receiver: Any, database: Any) 
 
 def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Path) -> None:
     running = receiver(
-        journal=JournalConfig(
-            location=str(tmp_path / "journal"), max_bytes=100_000, max_table_bytes=50_000
-        ),
+        journal=JournalConfig(location=str(tmp_path / "journal"), max_bytes=100_000),
         batch=BatchConfig(max_bytes=50_000),
     )
     running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")

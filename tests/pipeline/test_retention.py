@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +14,11 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.schema import Lsn, TableId
-from penstock.states import MANUAL, Errored, Ready, StoredState
+from penstock.states import MANUAL, Errored, Ready, RetryPolicy, StoredState
 from tests.pipeline.journals import HandMadeJournal, table
 
 ASIDE = Errored("no", "mend it", MANUAL, Ready("c1"))
+RETRIED = Errored("no", "wait", RetryPolicy("timed", datetime.now(UTC)), Ready("c1"))
 FULL = 1000
 
 
@@ -78,6 +80,8 @@ class Table:
         # What the other one holds goes by itself.
         ({"a": (ASIDE, 300), "b": (Ready("c1"), 699)}, []),
         ({"a": (Ready("c1"), 1200)}, []),
+        # It comes back when its destination does.
+        ({"a": (RETRIED, 900), "b": (ASIDE, 100)}, ["b"]),
     ],
 )
 def test_set_aside_tables_leave_room_for_others(

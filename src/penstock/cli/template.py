@@ -67,7 +67,8 @@ store:
 journal:
   location: ./penstock-journal
   # max_bytes: 17179869184       # 16 GiB: receiving pauses here, resumes at 80 %
-  # max_table_bytes: 4294967296  # 4 GiB: what one table that is set aside may hold
+  # max_table_bytes: 4294967296  # 4 GiB: what one table that is set aside may hold (if you give
+                                 # max_bytes alone, a quarter of that, where it is less)
   # retention_hours: 0           # keep applied changes longer, for replay
 
 # The Spark session. `config` is handed to Spark as it is.

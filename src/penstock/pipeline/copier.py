@@ -110,7 +110,7 @@ class Copier:
         self._rows = rows
         self.nulled = 0
 
-    def copy(self, _before_slot: Terms | None = None, *, begun: bool = False) -> TableSchema:
+    def copy(self, *, begun: bool = False) -> TableSchema:
         """Copy the table and record it as finished; its schema as it was copied.
 
         `begun` says that an earlier attempt got as far as `data_sync`.

@@ -53,9 +53,8 @@ class Retention:
                 passed |= dict.fromkeys(gone, self._published_as_of)
             freed = journal.retire(passed, retention=timedelta(hours=config.retention_hours))
             aside = [table for table in tables.values() if isinstance(table.state, Errored)]
-            if aside:
-                self._limit_each(aside)
-                self._limit_all(aside)
+            self._limit_each(aside)
+            self._limit_all([table for table in aside if _waits_for_somebody(table)])
             return freed
 
     def _limit_each(self, aside: list[PipelineTable]) -> None:
@@ -66,7 +65,8 @@ class Retention:
                 self._drop(table)
 
     def _limit_all(self, aside: list[PipelineTable]) -> None:
-        """Drop what the largest set-aside tables hold when receiving waits for room.
+        """Drop what the largest tables hold that are set aside for good when receiving waits
+        for room. Those that are tried again by themselves may be waited for.
 
         It may have paused at more than there is now, and goes on only below the mark: what
         set-aside tables hold above that would keep it waiting for ever.
@@ -90,3 +90,7 @@ class Retention:
                 "changes of a table that is set aside were dropped",
                 extra={"table": table.name, "position": str(end)},
             )
+
+
+def _waits_for_somebody(table: PipelineTable) -> bool:
+    return isinstance(table.state, Errored) and table.state.retry.kind != "timed"

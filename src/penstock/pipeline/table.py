@@ -27,7 +27,6 @@ from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.states import (
     DataSync,
@@ -53,10 +52,7 @@ class Job(StrEnum):
 
 
 class PipelineTable:
-    """A published table. `wake` tells the scheduler that there may be something to do.
-
-    `before_slot` are the terms on which it was published before the slot existed.
-    """
+    """A published table. `wake` tells the scheduler that there may be something to do."""
 
     def __init__(
         self,
@@ -64,12 +60,9 @@ class PipelineTable:
         published: PublishedTable,
         state: StoredState,
         wake: Callable[[], None],
-        *,
-        before_slot: Terms | None = None,
     ) -> None:
         self._context = context
         self._wake = wake
-        self._before_slot = before_slot
         self._session = context.spark.newSession()
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
@@ -249,11 +242,8 @@ class PipelineTable:
         copier = Copier(
             self._context, self.published.schema, self._session, self.enter, keep, self.rows
         )
-        copier.copy(self._before_slot, begun=isinstance(stage_of(self.state), DataSync))
+        copier.copy(begun=isinstance(stage_of(self.state), DataSync))
         self.nulled = copier.nulled
-        # For another copy, who has written before the label of an enum was renamed, and
-        # commits only now, is waited for: the stream has the old label.
-        self._before_slot = None
         self._succeeded()
 
     def _apply(self) -> None:
