@@ -3,6 +3,7 @@
 python -m benchmarks                     all of them
 python -m benchmarks receive_inserts     some; RESULTS.md is left alone
 python -m benchmarks amounts             large amounts and idleness, which take minutes more
+python -m benchmarks idle_hour           20 tables, and nothing written for an hour
 python -m benchmarks --times 1           quicker, less sure
 """
 
@@ -43,8 +44,8 @@ AMOUNTS = "amounts"
 Named = dict[str, Callable[[], Measure]]
 
 
-def measures(server: EmbeddedPostgres, directory: Path, times: int) -> tuple[Named, Named]:
-    """Those that make RESULTS.md, and those of large amounts."""
+def measures(server: EmbeddedPostgres, directory: Path, times: int) -> tuple[Named, Named, Named]:
+    """Those that make RESULTS.md, those of large amounts, and those that run by name alone."""
 
     def with_spark(run: Callable[..., Measure]) -> Callable[[], Measure]:
         return lambda: run(server, directory, session(), times)
@@ -70,7 +71,8 @@ def measures(server: EmbeddedPostgres, directory: Path, times: int) -> tuple[Nam
         "huge_transaction": partial(amounts.huge_transaction, server, directory, times),
         "huge_row": with_spark(amounts.huge_row),
     }
-    return usual, large
+    lone = {"idle_hour": with_spark(partial(idleness.idle, seconds=idleness.HOUR))}
+    return usual, large, lone
 
 
 def main() -> int:
@@ -86,8 +88,8 @@ def main() -> int:
             listen_tcp=True,
             settings={"shared_buffers": "1GB", "autovacuum": "off", "max_wal_size": "16GB"},
         ) as server:
-            usual, large = measures(server, directory, arguments.times)
-            known = usual | large
+            usual, large, lone = measures(server, directory, arguments.times)
+            known = usual | large | lone
             names = list(large) if arguments.names == [AMOUNTS] else arguments.names
             unknown = set(names) - set(known)
             if unknown:

@@ -19,17 +19,19 @@ from benchmarks.source import Source, fresh_source
 from penstock import Pipeline
 from penstock.testing import EmbeddedPostgres
 
-TABLES, IDLE_SECONDS = 20, 60
+TABLES, IDLE_SECONDS, HOUR = 20, 60, 3600
 MANY_TABLES, BUSY_TABLES = 500, 20
 _SETTLING_SECONDS = 60  # a JVM compiles for a while after the work that called for it
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Shares of a core by process, and how many files the journal had before and after."""
+    """Shares of a core by process; the journal's files and all resident memory (MiB), before
+    and after."""
 
     shares: Mapping[str, float]
     files: tuple[int, int]
+    memory: tuple[float, float]
 
     @property
     def percent(self) -> float:
@@ -38,7 +40,11 @@ class Cost:
     @property
     def details(self) -> dict[str, str]:
         shares = ", ".join(f"{name} {100 * share:.2f} %" for name, share in self.shares.items())
-        return {"processes": shares, "journal files": f"{self.files[0]}, then {self.files[1]}"}
+        return {
+            "processes": shares,
+            "journal files": f"{self.files[0]}, then {self.files[1]}",
+            "resident": f"{self.memory[0]:.0f} MiB, then {self.memory[1]:.0f} MiB",
+        }
 
 
 def _processes(server: EmbeddedPostgres, running: Pipeline) -> dict[str, psutil.Process]:
@@ -64,6 +70,10 @@ def _used(process: psutil.Process) -> float:
     return float(spent.user + spent.system)
 
 
+def _resident(processes: Mapping[str, psutil.Process]) -> float:
+    return sum(process.memory_info().rss for process in processes.values()) / 2**20
+
+
 def _idle(server: EmbeddedPostgres, source: Source, running: Pipeline, seconds: float) -> Cost:
     processes = _processes(server, running)
     journal = source.directory / "journal"
@@ -71,7 +81,7 @@ def _idle(server: EmbeddedPostgres, source: Source, running: Pipeline, seconds: 
     def files() -> int:
         return sum(1 for path in journal.rglob("*") if path.is_file())
 
-    files_before, began = files(), time.monotonic()
+    files_before, memory_before, began = files(), _resident(processes), time.monotonic()
     before = {name: _used(process) for name, process in processes.items()}
     time.sleep(seconds)
     elapsed = time.monotonic() - began
@@ -80,18 +90,28 @@ def _idle(server: EmbeddedPostgres, source: Source, running: Pipeline, seconds: 
         for name, process in processes.items()
     }
     known = {name: shares.pop(name) for name in ("driver", "JVM", "receiver")}
-    return Cost(known | {"others": sum(shares.values())}, (files_before, files()))
+    return Cost(
+        known | {"others": sum(shares.values())},
+        (files_before, files()),
+        (memory_before, _resident(_processes(server, running))),
+    )
 
 
-def idle(server: EmbeddedPostgres, directory: Path, spark: SparkSession, times: int) -> Measure:
-    """20 tables streaming, nothing written for a minute (not the hour that it stands for)."""
+def idle(
+    server: EmbeddedPostgres,
+    directory: Path,
+    spark: SparkSession,
+    times: int,
+    seconds: float = IDLE_SECONDS,
+) -> Measure:
+    """20 tables streaming, nothing written."""
     tables = tuple(f"t{number}" for number in range(TABLES))
     with fresh_source(server, directory, "idle", tables=tables) as source:
         _fill(source)
         with make_pipeline(source, spark) as running:
             running.wait_until_ready(timeout=300)
             time.sleep(_SETTLING_SECONDS)
-            cost = _idle(server, source, running, IDLE_SECONDS)
+            cost = _idle(server, source, running, seconds)
     return Measure("idle_cpu", cost.percent, 2, 1, "%", below=True, details=cost.details)
 
 
@@ -114,16 +134,10 @@ def many_tables(
                 running.wait_until(lsn=source.position(), timeout=600)
             time.sleep(_SETTLING_SECONDS)
             cost = _idle(server, source, running, IDLE_SECONDS)
-            memory = {
-                name: f"{process.memory_info().rss / 2**20:.0f} MiB"
-                for name, process in _processes(server, running).items()
-                if name in cost.shares
-            }
     details = cost.details | {
         "tables": str(count),
         "until ready": f"{ready.seconds:.1f} s",
         "1,000 rows into each of 20": f"{busy.seconds:.1f} s",
-        "resident": ", ".join(f"{name} {size}" for name, size in memory.items()),
     }
     return Measure("many_tables", cost.percent, 2, 1, "%", below=True, details=details)
 
