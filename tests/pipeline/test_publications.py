@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from tests.conftest import Database
 
 
+FILTERED = (  # with large values outside of the filter
+    "CREATE TABLE t (area int, id int, big text, PRIMARY KEY (area, id))",
+    "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+    "INSERT INTO t VALUES (0, 1, repeat('x', 9000)), (0, 2, repeat('y', 9000))",
+    "CREATE PUBLICATION pub FOR TABLE t WHERE (area = 1)",
+)
+
+
 @pytest.mark.since(15)
 def test_filters_lists_inheritance_and_partitions_under_their_root(replica: Replica) -> None:
     roots = ["attached", "cut", "detached", "dropped"]
@@ -240,12 +248,7 @@ def test_only_what_is_published_arrives(
 
 @pytest.mark.since(15)
 def test_a_row_that_comes_into_the_filter_without_its_large_value(replica: Replica) -> None:
-    replica.execute(
-        "CREATE TABLE t (area int, id int, big text, PRIMARY KEY (area, id))",
-        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
-        "INSERT INTO t VALUES (0, 1, repeat('x', 9000)), (0, 2, repeat('y', 9000))",
-        "CREATE PUBLICATION pub FOR TABLE t WHERE (area = 1)",
-    )
+    replica.execute(*FILTERED)
     with replica.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         replica.execute("UPDATE t SET area = 1 WHERE id = 1")
@@ -259,13 +262,7 @@ def test_a_row_that_comes_into_the_filter_without_its_large_value(replica: Repli
 
 @pytest.mark.since(15)
 def test_a_row_that_comes_into_the_filter_whole(replica: Replica) -> None:
-    replica.execute(
-        "CREATE TABLE t (area int, id int, big text, PRIMARY KEY (area, id))",
-        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
-        "ALTER TABLE t REPLICA IDENTITY FULL",
-        "INSERT INTO t VALUES (0, 1, repeat('x', 9000)), (0, 2, repeat('y', 9000))",
-        "CREATE PUBLICATION pub FOR TABLE t WHERE (area = 1)",
-    )
+    replica.execute(*FILTERED, "ALTER TABLE t REPLICA IDENTITY FULL")
     with replica.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         replica.execute("UPDATE t SET area = 1 WHERE id = 1")
