@@ -9,14 +9,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import psycopg
 import pytest
 
 from penstock.errors import ErrorKind, PenstockError
-from penstock.testing import EmbeddedPostgres
+from penstock.testing import EmbeddedPostgres, installation
+from penstock.testing.owned_process import User
 from penstock.testing.waiting import wait_for
 
 
@@ -215,3 +218,23 @@ def test_a_missing_wheel_gives_the_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(PenstockError) as caught:
         EmbeddedPostgres(tmp_path)
     assert "penstock[demo]" in str(caught.value.hint)
+
+
+def test_who_makes_the_server_s_user_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = threading.Barrier(2)
+    alone: list[str] = []
+
+    def ensure(name: str) -> SimpleNamespace:
+        try:
+            met.wait(0.3)
+        except threading.BrokenBarrierError:
+            alone.append(name)
+        return SimpleNamespace(pw_uid=1234, pw_gid=1235)
+
+    wheel = SimpleNamespace(ensure_user_exists=ensure, POSTGRES_VERSIONS={18: Path("bin")})
+    monkeypatch.setattr(installation, "_wheel", lambda: wheel)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(installation.Installation.find, [18, 18]))
+    assert [each.user for each in found] == [User(1234, 1235)] * 2
+    assert alone == ["pgserver", "pgserver"]

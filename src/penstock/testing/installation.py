@@ -7,6 +7,7 @@ names other places than Debian's (separated as in PATH).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import warnings
@@ -20,6 +21,7 @@ from penstock.testing.owned_process import User
 
 _DEBIAN = "/usr/lib/postgresql"
 _SYSTEM_USER = "pgserver"
+_ACCOUNTS = Path("/etc/passwd")
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,7 @@ class Installation:
                 f"there is no embedded Postgres {version}",
                 hint=f"choose one of the versions {known}",
             )
-        user = None
-        if os.geteuid() == 0:
-            entry = _wheel().ensure_user_exists(_SYSTEM_USER)
-            assert entry is not None
-            user = User(entry.pw_uid, entry.pw_gid)
-        return cls(versions[version], user)
+        return cls(versions[version], _server_user() if os.geteuid() == 0 else None)
 
     def make_readable(self) -> None:
         """Let the server's user run what root installed."""
@@ -52,6 +49,18 @@ class Installation:
         readable = stat.S_IROTH | stat.S_IXOTH
         if (self.bin / "postgres").stat().st_mode & readable != readable:
             _wheel().ensure_folder_permissions(self.bin.parent, readable)
+
+
+def _server_user() -> User:
+    """The system user that servers run as, made where there is none yet.
+
+    Two processes that make it at the same time may each get a number, of which one is nobody's
+    in the end. So they take turns.
+    """
+    with _ACCOUNTS.open("rb") as accounts:
+        fcntl.flock(accounts, fcntl.LOCK_EX)
+        entry = _wheel().ensure_user_exists(_SYSTEM_USER)
+    return User(entry.pw_uid, entry.pw_gid)
 
 
 def installed_versions() -> Mapping[int, Path]:
