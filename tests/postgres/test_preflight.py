@@ -518,6 +518,14 @@ def test_partitions_that_are_not_logged(shop: Session, source: PgConnection) -> 
     assert "shop.orders_2" in finding.problem
 
 
+def test_columns_that_show_the_names_of_others(shop: Session, source: PgConnection) -> None:
+    shop.execute("ALTER TABLE shop.customers ADD kind regclass, ADD roles regrole[], ADD reg text")
+    finding = about(preflight(config(source)), "table shop.customers")
+    assert finding.severity is Severity.WARNING
+    assert finding.problem.startswith("kind, roles: ")
+    assert "penstock resync" in finding.remedy
+
+
 def test_names_in_the_configuration_that_nothing_has(shop: Session, source: PgConnection) -> None:
     configuration = config(
         source,

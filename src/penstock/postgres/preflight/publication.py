@@ -15,6 +15,23 @@ from penstock.postgres.preflight.identity import identity_findings
 from penstock.postgres.preflight.queries import row
 from penstock.schema import TableName, quote_identifier
 
+_NAMING_TYPES = frozenset(
+    f"reg{what}"
+    for what in (
+        "class",
+        "collation",
+        "config",
+        "dictionary",
+        "namespace",
+        "oper",
+        "operator",
+        "proc",
+        "procedure",
+        "role",
+        "type",
+    )
+)
+
 
 def publication_findings(session: Session, config: PipelineConfig) -> Iterator[Finding]:
     """Whether there is something to replicate, and what hinders it, table by table."""
@@ -48,6 +65,7 @@ def publication_findings(session: Session, config: PipelineConfig) -> Iterator[F
     yield from identity_findings(session, found, tables)
     yield from _generated_columns(session, found, tables)
     yield from _unlogged_partitions(session, tables)
+    yield from _names_of_others(tables)
     for table in tables:
         if table.refusal is not None:
             refusal = table.refusal
@@ -192,6 +210,24 @@ def _generated_columns(
             if can_send
             else "-- compute them where they are read",
         )
+
+
+def _names_of_others(tables: list[PublishedTable]) -> Iterator[Finding]:
+    """Columns of regclass and its kin hold numbers, and show the names of what has them."""
+    for table in tables:
+        columns = [
+            column.name
+            for column in table.schema.columns
+            if column.type_name.removesuffix("[]") in _NAMING_TYPES
+        ]
+        if columns:
+            yield warning(
+                f"table {table.schema.name}",
+                f"{listed(columns)}: shows names, and no change is sent when what has a name"
+                " is renamed or dropped",
+                "-- `penstock resync` the table after such a change, or keep the number (oid) or"
+                " the name (text)",
+            )
 
 
 def _unlogged_partitions(session: Session, tables: list[PublishedTable]) -> Iterator[Finding]:
