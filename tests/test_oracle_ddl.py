@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from penstock.schema import TableName
 from tests.conftest import Database
 from tests.oracle.altered import (
-    ANNOUNCED,
     PAUSES,
     VERBS,
     Alterations,
@@ -40,9 +39,9 @@ LONGEST = 40
 _numbers = itertools.count(1)
 
 
-def examples(*, announced: bool, restarts: bool) -> st.SearchStrategy[Any]:
+def examples(*, restarts: bool) -> st.SearchStrategy[Any]:
     """A table, and what is done to it."""
-    verbs = VERBS | PAUSES | (ANNOUNCED if announced else {}) | {"restart": int(restarts)}
+    verbs = VERBS | PAUSES | {"restart": int(restarts)}
     return st.tuples(altered_tables(), steps(verbs, SESSIONS, LONGEST))
 
 
@@ -104,8 +103,7 @@ def test_altered_tables_equal_the_source(
     database: Database = request.getfixturevalue(variant.database)
     prepare(database)
     with replica(database, spark, tmp_path, announced=variant.announced) as running:
-        strategy = examples(announced=variant.announced, restarts=variant.restarts)
-        run_all(running, variant.count, strategy)
+        run_all(running, variant.count, examples(restarts=variant.restarts))
 
 
 @pytest.mark.campaign
@@ -115,4 +113,4 @@ def test_altered_delta_tables_equal_the_source(
     prepare(database)
     lake = DeltaMirror(tmp_path / "lake")
     with replica(database, spark, tmp_path, destination=lake) as running:
-        run_all(running, 15, examples(announced=True, restarts=False))
+        run_all(running, 15, examples(restarts=False))

@@ -89,9 +89,8 @@ VERBS = {
     "function": 1,
     "rekey": 1,
     "vacuum": 1,
+    "persist": 1,
 }
-# Which nothing but the triggers tells of.
-ANNOUNCED = {"persist": 1}
 PAUSES = {"receive": 2, "settle": 1}
 
 
@@ -206,10 +205,7 @@ class Alterations(Schedule):
             case "persist":
                 # Nothing of a table is in the WAL meanwhile.
                 yield f"ALTER TABLE {table} SET UNLOGGED"
-                unlogged = (
-                    "SELECT FROM pg_class WHERE oid = to_regclass(%s) AND relpersistence = 'u'"
-                )
-                if not session.fetch(unlogged, table):
+                if not session.fetch(_UNLOGGED, table):
                     return
                 yield self._change("insert", columns, chance)
                 yield self._change("update", columns, chance)

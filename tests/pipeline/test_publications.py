@@ -361,12 +361,17 @@ def test_that_being_elsewhere_for_a_moment_breaks_the_terms(database: Database) 
         kept, before = before["parts"], terms()
         connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
         apart = terms()
+        assert before["moved"].broken_by(apart["moved"]) is None, "which no partition concerns"
         connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = true)")
         now = terms()
         assert kept.broken_by(now["parts"]) == "the publication's options were set anew"
-        assert before["moved"].broken_by(now["moved"]) is None, "which no partition concerns"
+        assert apart["moved"].broken_by(now["moved"]) is None
         connection.execute("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
         assert "options" in str(apart["parts_n"].broken_by(terms()["parts_n"]))
+        kept = terms()["moved"]
+        connection.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
+        connection.execute("ALTER PUBLICATION pub SET (publish = 'insert,update,delete,truncate')")
+        assert kept.broken_by(terms()["moved"]) == "the publication's options were set anew"
         assert type(kept).from_json(kept.to_json()) == kept
 
         connection.execute("CREATE TABLE loose (LIKE parts)")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from penstock.config import PgConnection, PipelineConfig
 from penstock.destinations import MemoryDestination
@@ -18,6 +21,7 @@ from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing, forget_terms
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import connect
+from penstock.postgres.ddl_triggers import install
 from penstock.postgres.terms import Partition, Terms
 from penstock.schema import (
     ZERO_LSN,
@@ -167,49 +171,96 @@ def test_another_file_of_a_partition_is_no_loss_where_the_stream_tells_why(tmp_p
     assert one.broken == "partition public.t_1 was truncated by itself or rewritten"
 
 
-def test_partitions_that_are_rewritten_with_their_rows_lose_nothing(
-    database: Database, tmp_path: Path
-) -> None:
-    journal = Journal(tmp_path)
-    connection = PgConnection(uri=database.dsn)
-    one = standing(tmp_path, journal, pg_connection=connection)
-    with connect(connection, "test") as session:
+class Looks:
+    """One look at the only table of `pub` before, and one after what is done to it."""
 
-        def now() -> PublishedTable:
-            return published_tables(session, "pub")[0]
+    def __init__(self, database: Database, root: Path) -> None:
+        connection = PgConnection(uri=database.dsn)
+        self._standing = standing(root, Journal(root), pg_connection=connection)
+        self.session = connect(connection, "test")
+        self.execute = self.session.execute
 
-        def lost(*statements: str) -> bool:
-            """Whether a look after the statements finds that rows may be lost."""
-            before = now()
-            one.keep(before.terms)
-            for statement in statements:
-                session.execute(statement.encode())
-            one.see(now(), look(), before.schema)
-            return one.wants_copy(now())
+    def now(self) -> PublishedTable:
+        return published_tables(self.session, "pub")[0]
 
-        session.execute(
-            """CREATE TABLE public.t (id int PRIMARY KEY, v int) PARTITION BY RANGE (id);
-               CREATE TABLE public."t%1" PARTITION OF public.t FOR VALUES FROM (0) TO (10);
-               CREATE TABLE public.t2 PARTITION OF public.t FOR VALUES FROM (10) TO (20);
-               INSERT INTO public.t SELECT g, g FROM generate_series(1, 15) g;
-               CREATE PUBLICATION pub FOR TABLE public.t WITH (publish_via_partition_root)"""
-        )
-        assert not lost("UPDATE public.t SET v = 0")
-        assert not lost('VACUUM FULL public."t%1", public.t2')
-        assert not lost("CLUSTER public.t2 USING t2_pkey")
-        assert not lost("REINDEX TABLE public.t2")
-        assert lost("TRUNCATE public.t2")
-        assert not lost("INSERT INTO public.t VALUES (11, 11), (12, 12)")
-        assert lost('TRUNCATE public."t%1"', "INSERT INTO public.t VALUES (3, 3)")
-        assert lost(
-            """CREATE TABLE public.t3 PARTITION OF public.t FOR VALUES FROM (20) TO (30);
-               INSERT INTO public.t VALUES (25, 25)""",
-            "TRUNCATE public.t3",
-        )
-        assert not lost("CREATE TABLE public.t4 PARTITION OF public.t DEFAULT")
-        assert lost("UPDATE public.t2 SET v = 1", "VACUUM FULL public.t2"), "nothing tells"
-        session.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
-        assert not lost("TRUNCATE public.t"), "nobody wants to hear of it"
+    def lost(self, *statements: str) -> bool:
+        """Whether the look after the statements finds that rows may be lost."""
+        before = self.now()
+        self._standing.keep(before.terms)
+        for statement in statements:
+            self.execute(statement.encode())
+        self._standing.see(self.now(), look(), before.schema)
+        return self._standing.wants_copy(self.now())
+
+
+@pytest.fixture
+def looks(database: Database, tmp_path: Path) -> Iterator[Looks]:
+    looks = Looks(database, tmp_path)
+    with looks.session:
+        yield looks
+
+
+USING, UNLOGGED, LOGGED = (
+    f"ALTER TABLE public.t {what}"
+    for what in ("ALTER v TYPE int USING v + 1", "SET UNLOGGED", "SET LOGGED")
+)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["plain", "toast"])
+def test_rewritten_rows_are_seen_where_nobody_announces_them(looks: Looks, large: bool) -> None:
+    lost, more = looks.lost, ", big text" if large else ""
+    looks.execute(f"CREATE TABLE public.t (id int PRIMARY KEY, v int{more})".encode())
+    looks.execute("INSERT INTO public.t SELECT g, g FROM generate_series(1, 15) g")
+    looks.execute("CREATE TABLE public.u (PRIMARY KEY (id)) INHERITS (public.t)")
+    looks.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    assert not lost("UPDATE public.t SET v = 0", "GRANT SELECT ON public.t TO public")
+    assert not lost("VACUUM FULL public.t")
+    assert not lost("CLUSTER public.t USING t_pkey")
+    assert not lost("ALTER TABLE public.t ALTER v SET STATISTICS 10, SET (fillfactor = 50)")
+    assert lost(USING)
+    assert lost(USING, "VACUUM FULL public.t")
+    assert lost(UNLOGGED, "DELETE FROM public.t", LOGGED)
+    assert lost("TRUNCATE public.t") is not large, "the journal, which would tell, is empty here"
+    looks.execute("ALTER PUBLICATION pub SET (publish = 'insert,update,delete')")
+    assert not lost("TRUNCATE public.t"), "which is not sent, and not wanted"
+
+
+def test_rewritten_rows_are_the_announcement_s_matter_where_there_is_one(looks: Looks) -> None:
+    looks.execute("CREATE TABLE public.t (id int PRIMARY KEY, v int)")
+    looks.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    assert looks.now().terms.partitions
+    before = looks.now().terms
+    install(looks.session)
+    assert not looks.now().terms.partitions
+    assert before.broken_by(looks.now().terms) is None
+    assert not looks.lost(USING)
+
+
+def test_partitions_that_are_rewritten_with_their_rows_lose_nothing(looks: Looks) -> None:
+    session, lost = looks.session, looks.lost
+    session.execute(
+        """CREATE TABLE public.t (id int PRIMARY KEY, v int) PARTITION BY RANGE (id);
+           CREATE TABLE public."t%1" PARTITION OF public.t FOR VALUES FROM (0) TO (10);
+           CREATE TABLE public.t2 PARTITION OF public.t FOR VALUES FROM (10) TO (20);
+           INSERT INTO public.t SELECT g, g FROM generate_series(1, 15) g;
+           CREATE PUBLICATION pub FOR TABLE public.t WITH (publish_via_partition_root)"""
+    )
+    assert not lost("UPDATE public.t SET v = 0")
+    assert not lost('VACUUM FULL public."t%1", public.t2')
+    assert not lost("CLUSTER public.t2 USING t2_pkey")
+    assert not lost("REINDEX TABLE public.t2")
+    assert lost("TRUNCATE public.t2")
+    assert not lost("INSERT INTO public.t VALUES (11, 11), (12, 12)")
+    assert lost('TRUNCATE public."t%1"', "INSERT INTO public.t VALUES (3, 3)")
+    assert lost(
+        """CREATE TABLE public.t3 PARTITION OF public.t FOR VALUES FROM (20) TO (30);
+           INSERT INTO public.t VALUES (25, 25)""",
+        "TRUNCATE public.t3",
+    )
+    assert not lost("CREATE TABLE public.t4 PARTITION OF public.t DEFAULT")
+    assert lost("UPDATE public.t2 SET v = 1", "VACUUM FULL public.t2"), "nothing tells"
+    session.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')")
+    assert not lost("TRUNCATE public.t"), "nobody wants to hear of it"
 
 
 def test_what_the_stream_tells_of_partitions_that_no_look_has_seen(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.connection import connect
-from penstock.postgres.terms import Partition, Terms, brought_rows, kept_rows
+from penstock.postgres.terms import Partition, Terms
+from penstock.postgres.terms_catalog import brought_rows, kept_rows
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 
@@ -42,8 +43,8 @@ _LOCK_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Refiled:
-    """Partitions that have other files under `terms`. Whether the stream tells why is known
-    when the journal has got `until`."""
+    """What has other files under `terms`: partitions, or the table itself. Whether the stream
+    tells why is known when the journal has got `until`."""
 
     partitions: dict[int, Partition]
     terms: Terms
@@ -171,6 +172,8 @@ class Standing:
         if self._differing:
             return None
         if self._broken is None and (untold := self._untold()):
+            if self._table_id.oid in untold:
+                return "its rows were rewritten, or it was unlogged for a while"
             return f"partition {_names(untold)} was truncated by itself or rewritten"
         kept, joined = self._kept, self._joined
         if self._broken is None and kept is not None and joined is not None:
@@ -178,7 +181,7 @@ class Standing:
         return self._broken
 
     def _untold(self) -> dict[int, Partition]:
-        """The partitions that have another file for a reason that is not in the journal."""
+        """Those that have another file for a reason that is not in the journal."""
         refiled, journal = self._refiled, self._context.journal
         if refiled is None or journal.end < refiled.until:
             return {}

@@ -20,7 +20,8 @@ from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, server_version, translated
-from penstock.postgres.terms import Terms, publication_terms
+from penstock.postgres.terms import Terms
+from penstock.postgres.terms_catalog import publication_terms
 from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, carried_type, override
 from penstock.schema import (
     ZERO_LSN,

@@ -15,6 +15,8 @@ way in which they belong to a published table:
   table that is published by itself and was a partition for a moment.
 - Another row filter makes other rows belong. What happened while the publication left out
   deletes, say, is not sent when it has them again.
+- `ALTER TABLE` may rewrite a table's rows, or leave them out of the WAL for a while (`SET
+  UNLOGGED`). The event triggers announce both; without them the table's other file tells.
 - Rows show other values when a label of an enum is renamed, or when a composite type gets or
   loses an attribute: these are stored as numbers, and put into words when they are read.
 
@@ -26,15 +28,12 @@ it before the first of them, and of the name that it was sent under.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Self
 
-from penstock.postgres.connection import Session, server_version, translated
 from penstock.states import VisibleXids
 
-_FIRST_BLOCKS = 64
 _AGED = 2**28
 _EVERYTHING = "insert, update, delete, truncate"
 _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attributes"}
@@ -42,13 +41,15 @@ _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attribu
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation that holds rows of a partitioned table.
+    """A relation that holds rows of a table: of a partitioned one, or its own.
 
-    `links` are the transactions that tied it to its ancestors. A partition that may have
-    been `attached` may have had rows before; one that was created as such had none. `file` is
-    where its rows are (0 where nobody wants to hear of a TRUNCATE: the publication leaves
-    them out), and `touched_by` the transaction that changed its entry in the
-    catalog last: a TRUNCATE does, when it gives it another file.
+    `links` are the transactions that tied it to its ancestors; a table of its own has none. A
+    partition that may have been `attached` may have had rows before; one that was created as
+    such had none. `file` is where its rows are (0 where nobody wants to hear of a TRUNCATE: the
+    publication leaves them out), and `touched_by` the transaction that changed its entry in the
+    catalog last: a TRUNCATE does, when it gives it another file. `toast` is the table that
+    has its large values: `ALTER TABLE` makes another one when it rewrites rows, and
+    TRUNCATE, VACUUM FULL and CLUSTER do not.
     """
 
     name: str
@@ -56,6 +57,17 @@ class Partition:
     attached: bool
     file: int = 0
     touched_by: int = 0
+    toast: int = 0
+
+    @property
+    def own(self) -> bool:
+        return not self.links
+
+    def keeps_rows_of(self, before: Partition) -> bool:
+        """Whether its file is of the same rows, or of others that the stream tells of."""
+        if self.file == before.file or 0 in (self.file, before.file):
+            return True
+        return self.own and self.toast == before.toast != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +79,14 @@ class Terms:
     transactions, on this `timeline` of the server's. Those before `since`, at first the copy's,
     are known to have broken nothing.
 
-    `options` is the transaction that last set the publication's options, for tables that
-    are partitioned or partitions; None for others. `columns` has each column with the
-    transaction that last touched it: to attach or detach a table touches all of them. None
-    where partitions are published by themselves, and it makes no difference. `sends` is
-    the publication's `publish`.
+    `options` is the transaction that last set the publication's options, and `shown` stands for
+    what they are: a change of them that shows is no matter, one that was taken back may have
+    left changes out. Tables that are partitioned or partitions have nothing `shown`, for any
+    change of them matters. `columns` has each column with the transaction that last touched it:
+    to attach or detach a table touches all of them. None where partitions are published by
+    themselves, and it makes no difference. `sends` is the publication's `publish`.
+    `partitions` has the table itself, where it is not partitioned and nobody announces what
+    is done to it.
     """
 
     entries: frozenset[str] = frozenset()
@@ -81,6 +96,7 @@ class Terms:
     columns: frozenset[str] = frozenset()
     printed: Mapping[str, str] = field(default_factory=dict)
     sends: str = _EVERYTHING
+    shown: str = ""
     timeline: int = field(default=0, compare=False)
     seen: VisibleXids | None = field(default=None, compare=False)
     since: VisibleXids | None = field(default=None, compare=False)
@@ -93,12 +109,14 @@ class Terms:
             return "its row filter was changed"
         if not self.entries & now.entries:
             return "it was put into the publication anew"
-        if None not in (self.options, now.options) and self.options != now.options:
+        if self.shown == now.shown and self.options != now.options:
             return "the publication's options were set anew"
         if self.columns and now.columns and not self.columns & now.columns:
             return "it was attached or detached"
         for oid, before in self.partitions.items():
             after = now.partitions.get(oid)
+            if before.own:
+                continue
             if after is None or after.links != before.links:
                 return f"partition {before.name} was detached or dropped"
         for part, was in self.printed.items():
@@ -135,14 +153,14 @@ class Terms:
     def refiled_by(self, now: Terms) -> dict[int, Partition]:
         """The partitions whose rows are in another file now.
 
-        Rows may be lost then, unless the transaction that touched it last truncated the
+        Rows may be other ones then, unless the transaction that touched it last truncated the
         whole table, which the stream tells: what was before does not matter any more.
         """
         refiled = {}
         for oid, new in now.partitions.items():
-            # A table's first file has its oid for a number.
-            before = self.partitions[oid].file if oid in self.partitions else oid
-            if before != new.file and 0 not in (before, new.file):
+            # A partition's first file has its oid for a number.
+            before = self.partitions.get(oid, new if new.own else replace(new, file=oid))
+            if not new.keeps_rows_of(before):
                 refiled[oid] = new
         return refiled
 
@@ -158,11 +176,12 @@ class Terms:
             "columns": sorted(self.columns),
             "printed": dict(self.printed),
             "sends": self.sends,
+            "shown": self.shown,
             "timeline": self.timeline,
             "seen": self.seen and str(self.seen),
             "since": self.since and str(self.since),
             "partitions": {
-                str(oid): [each.name, list(each.links), each.attached, each.file, each.touched_by]
+                str(oid): [each.name, list(each.links), *astuple(each)[2:]]
                 for oid, each in self.partitions.items()
             },
         }
@@ -180,193 +199,7 @@ class Terms:
             frozenset(data.get("columns", ())),
             data.get("printed", {}),
             data.get("sends", _EVERYTHING),
+            data.get("shown", "unknown"),  # to an earlier release
             data.get("timeline", 0),
             *(data.get(name) and VisibleXids.parse(data[name]) for name in ("seen", "since")),
         )
-
-
-_ENTRIES = """
-    SELECT t.oid, e.entry,
-           (SELECT pub.xmin::text FROM pg_class own
-            WHERE own.oid = t.oid AND (own.relispartition OR own.relkind = 'p'))
-    FROM unnest(%(oids)s::oid[]) AS t(oid)
-    JOIN pg_publication pub ON pub.pubname = %(publication)s
-    CROSS JOIN LATERAL (
-        SELECT c.oid, c.relnamespace FROM pg_class c
-        WHERE c.oid = t.oid OR c.oid IN (SELECT relid FROM pg_partition_ancestors(t.oid))
-    ) c
-    CROSS JOIN LATERAL (
-        SELECT 'all ' || pub.oid AS entry WHERE pub.puballtables
-        UNION ALL
-        SELECT 'table ' || r.oid FROM pg_publication_rel r
-        WHERE r.prpubid = pub.oid AND r.prrelid = c.oid
-        {schemas}
-    ) e
-"""
-# Since version 15. A table's dependency on its schema is made anew when it moves.
-_SCHEMA_ENTRIES = """
-        UNION ALL
-        SELECT format('schema %%s %%s', s.oid, d.xmin)
-        FROM pg_publication_namespace s
-        LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
-         AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
-        WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace
-"""
-
-_COLUMNS = """
-    SELECT attrelid, array_agg(format('%%s %%s', attnum, pg_attribute.xmin))
-    FROM pg_attribute
-    JOIN pg_publication ON pubname = %(publication)s AND pubviaroot
-    WHERE attrelid = ANY(%(oids)s::oid[]) AND attnum > 0 AND NOT attisdropped
-    GROUP BY attrelid
-"""
-
-# A column of the system's own is as old as its table, whatever is altered later: a link
-# of the same transaction was made by CREATE TABLE ... PARTITION OF. Or else by ATTACH PARTITION,
-# which touches every other column.
-_PARTITIONS = """
-    WITH RECURSIVE parts(root, oid, links, attached) AS (
-        SELECT c.oid, c.oid, '{}'::text[], false
-        FROM pg_class c WHERE c.oid = ANY(%(oids)s::oid[]) AND c.relkind = 'p'
-        UNION ALL
-        SELECT parts.root, i.inhrelid, parts.links || i.xmin::text,
-               parts.attached OR i.xmin IS DISTINCT FROM a.xmin OR NOT EXISTS (
-                   SELECT FROM pg_attribute own WHERE own.attrelid = i.inhrelid
-                   AND own.attnum > 0 AND own.xmin = a.xmin AND own.cmin = a.cmin
-                   AND own.xmax = 0 AND a.xmax = 0) -- else cmin may be something else
-        FROM parts
-        JOIN pg_inherits i ON i.inhparent = parts.oid
-        LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
-    SELECT parts.root, c.oid, n.nspname || '.' || c.relname, parts.links, parts.attached,
-           CASE WHEN pub.pubtruncate THEN c.relfilenode::bigint ELSE 0 END, c.xmin::text::bigint
-    FROM parts
-    JOIN pg_class c USING (oid)
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_publication pub ON pub.pubname = %(publication)s
-    WHERE c.relkind = 'r' AND c.relpersistence = 'p'
-"""
-
-
-# What types are made of: domains of another, arrays of elements, composites of attributes,
-# ranges of a subtype. A label that is added, or an attribute renamed, changes no row.
-_PRINTED = """
-    WITH RECURSIVE used(root, oid) AS (
-        SELECT a.attrelid, a.atttypid FROM pg_attribute a
-        WHERE a.attrelid = ANY(%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-          AND a.atttypid >= 16384 -- the system's own have no such parts
-        UNION
-        SELECT used.root, part.oid
-        FROM used
-        JOIN pg_type t ON t.oid = used.oid
-        CROSS JOIN LATERAL (
-            SELECT t.typbasetype WHERE t.typtype = 'd'
-            UNION ALL
-            SELECT t.typelem WHERE t.typelem <> 0
-            UNION ALL
-            SELECT a.atttypid FROM pg_attribute a
-            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0
-              AND NOT a.attisdropped
-            UNION ALL
-            SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-        ) AS part(oid)
-        WHERE part.oid >= 16384)
-    SELECT used.root, 'label ' || e.oid, e.enumlabel::text
-    FROM used JOIN pg_enum e ON e.enumtypid = used.oid
-    UNION ALL
-    SELECT used.root, 'row ' || used.oid, (
-        SELECT coalesce('(' || string_agg(a.attnum::text, ',' ORDER BY a.attnum) || ')', '()')
-        FROM pg_attribute a
-        WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
-    FROM used JOIN pg_type t USING (oid) WHERE t.typtype = 'c'
-"""
-
-# Before everything else, so that what is read afterwards is not older.
-_MOMENT = """
-    SELECT pg_current_snapshot()::text,
-           CASE WHEN pg_is_in_recovery() THEN '0'
-                ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
-"""
-
-_SENDS = """
-    SELECT concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END,
-                     CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END,
-                     CASE WHEN pubtruncate THEN 'truncate' END)
-    FROM pg_publication WHERE pubname = %(publication)s
-"""
-
-
-def publication_terms(
-    session: Session, publication: str, row_filters: Mapping[int, str | None]
-) -> dict[int, Terms]:
-    """The terms of tables, by oid; `row_filters` has theirs. Locks nothing."""
-    schemas = _SCHEMA_ENTRIES if server_version(session) >= 150000 else ""
-    parameters = {"oids": list(row_filters), "publication": publication}
-    entries: dict[int, set[str]] = defaultdict(set)
-    partitions: dict[int, dict[int, Partition]] = defaultdict(dict)
-    options: dict[int, str | None] = {}
-    columns: dict[int, list[str]] = {}
-    printed: dict[int, dict[str, str]] = defaultdict(dict)
-    with translated(f"reading the terms of publication {publication}"):
-        ((snapshot, timeline),) = session.execute(_MOMENT).fetchall()
-        seen = VisibleXids.parse(snapshot)
-        ((sends,),) = session.execute(_SENDS, parameters).fetchall() or [("",)]
-        query = _ENTRIES.format(schemas=schemas)
-        for oid, entry, options[oid] in session.execute(query.encode(), parameters):
-            entries[oid].add(entry)
-        columns.update(session.execute(_COLUMNS, parameters).fetchall())
-        for root, oid, name, links, *others in session.execute(_PARTITIONS, parameters):
-            partitions[root][oid] = Partition(name, tuple(links), *others)
-        for oid, part, text in session.execute(_PRINTED, parameters):
-            printed[oid][part] = text
-    return {
-        oid: Terms(
-            frozenset(entries[oid]),
-            row_filter,
-            partitions[oid],
-            options.get(oid),
-            frozenset(columns.get(oid, ())),
-            printed[oid],
-            sends,
-            int(timeline, 16),
-            seen,
-            since=seen,
-        )
-        for oid, row_filter in row_filters.items()
-    }
-
-
-def brought_rows(session: Session, partitions: Iterable[int]) -> bool:
-    """Whether one of these has rows that may be from before it was attached, or is gone.
-
-    No row tells when it came: ids of transactions are not in the order of events. Only
-    one that never had any is sure to have brought none.
-    """
-    with translated("looking for rows that a partition has brought"):
-        sizes = session.execute(
-            "SELECT pg_relation_size(oid) FROM unnest(%s::oid[]) AS oid", [list(partitions)]
-        )
-        return any(size != 0 for (size,) in sizes)
-
-
-def kept_rows(session: Session, partitions: Iterable[int], seen: VisibleXids) -> bool:
-    """Whether each of these partitions has a row of a transaction from before all that
-    were running when the terms were `seen`.
-
-    Then none was truncated since, whatever else has given it another file: VACUUM FULL
-    and CLUSTER leave rows their transactions. Only the first blocks are looked at, where
-    both put the oldest rows, usually.
-    """
-    for oid in partitions:
-        with translated("looking for rows that a rewrite has left"):
-            row = session.execute(
-                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s", [oid]
-            ).fetchone()
-            if row is None:
-                return False
-            query = f"""
-                SELECT FROM ONLY {row[0].replace("%", "%%")}
-                WHERE ctid < '({_FIRST_BLOCKS},0)' AND age(xmin) > age(%s::xid) LIMIT 1
-            """
-            if session.execute(query.encode(), [str(seen.xmin % 2**32)]).fetchone() is None:
-                return False
-    return True
