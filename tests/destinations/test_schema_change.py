@@ -10,6 +10,7 @@ from penstock.destinations.base import SchemaChange
 from penstock.schema import (
     ColumnSchema,
     DdlNote,
+    ReplicaIdentity,
     TableId,
     TableName,
     TableSchema,
@@ -94,3 +95,17 @@ def test_rows_that_were_cast_may_have_anything_in_new_columns(
 ) -> None:
     note = DdlNote(1, recast=new.columns[1] != A)
     assert SchemaChange(table(ID, A), replace(new, note=note)).rewrites is rewrites
+
+
+def test_a_key_that_the_stream_does_not_tell_may_be_too_young() -> None:
+    def full(*columns: ColumnSchema) -> TableSchema:
+        return replace(table(*columns), identity=ReplicaIdentity.FULL)
+
+    bare, keyed = full(replace(ID, key_position=None), A), full(ID, A)
+    other = full(replace(ID, key_position=None), replace(A, key_position=0))
+    assert SchemaChange(bare, keyed).rewrites
+    assert SchemaChange(keyed, other).rewrites
+    assert not SchemaChange(keyed, bare).rewrites, "whole rows are told apart by themselves"
+    assert not SchemaChange(keyed, replace(keyed, note=None)).rewrites
+    assert not SchemaChange(bare, replace(keyed, note=DdlNote(7))).rewrites, "which is told in time"
+    assert not SchemaChange(table(A), table(ID, A)).rewrites, "the stream tells of these keys"

@@ -231,3 +231,26 @@ def test_an_announced_version_stays_until_its_table_has_passed_it(table: Table) 
     journal.retire({version.id: journal.end})
     assert table.running.journal.pending(version.id, ZERO_LSN) == []
     assert table.running.journal.latest_schemas()[version.id] == version
+
+
+def test_a_root_that_is_renamed_goes_on_under_its_new_name(
+    database: Database, receiver: StartReceiver
+) -> None:
+    """Postgres tells of a partition's root once, and not again when only that is renamed."""
+    with database.connect() as connection:
+        install(connection)
+        connection.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE leaf PARTITION OF r DEFAULT")
+        connection.execute(
+            "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
+    running = receiver()
+    running.execute("INSERT INTO r VALUES (1)")
+    running.catch_up()
+    running.execute("ALTER TABLE r RENAME TO s")
+    running.execute("INSERT INTO s VALUES (2)")
+    journal = running.catch_up()
+    root = running.schema(journal, "s")
+    *_, last = journal.pending(root.id, ZERO_LSN)
+    assert [segment.schema_version for segment in last.segments] == [root.version]
+    assert [change["after"]["id"] for change in running.changes("s")] == [1, 2]

@@ -9,6 +9,7 @@ import pytest
 from penstock.destinations import MemoryDestination
 from penstock.pipeline import copier
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.postgres.ddl_triggers import uninstall
 from penstock.schema import TableId, TableSchema
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
@@ -237,6 +238,34 @@ def test_an_addition_is_followed_where_only_additions_are(source: Source) -> Non
             "the new column",
             TIMEOUT,
         )
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_key_that_is_younger_than_a_change_tells_no_rows_apart(
+    source: Source, announced: bool
+) -> None:
+    """Under FULL the stream does not say what the key is, and the catalog has the one of now."""
+    source.execute(
+        "CREATE TABLE k (id int, v text)",
+        "ALTER TABLE k REPLICA IDENTITY FULL",
+        "INSERT INTO k VALUES (1, 'keep'), (1, 'twice'), (2, 'y')",
+        "ALTER PUBLICATION pub ADD TABLE k",
+    )
+    destination = MemoryDestination()
+    with source.pipeline(destination=destination) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        if not announced:
+            uninstall(source.connection)
+        with source.connection.transaction():
+            source.execute("DELETE FROM k WHERE v = 'twice'", "ALTER TABLE k ADD PRIMARY KEY (id)")
+
+        def equal() -> bool:
+            source.catch_up(pipeline)
+            return by_id(destination.rows("public.k")) == source.rows("k")
+
+        wait_for(equal, "the table to be as the source has it", TIMEOUT)
+        source.execute("UPDATE k SET v = 'z' WHERE id = 2", "DELETE FROM k WHERE id = 1")
+        wait_for(equal, "the table to be as the source has it", TIMEOUT)
 
 
 def test_another_key_needs_no_copy(source: Source) -> None:

@@ -28,7 +28,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.postgres.casts import keeps_values
-from penstock.schema import ColumnSchema, DdlNote, Lsn, TableSchema
+from penstock.schema import ColumnSchema, DdlNote, Lsn, ReplicaIdentity, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
 
@@ -107,15 +107,26 @@ class SchemaChange:
     @property
     def rewrites(self) -> bool:
         """Whether the source said that rows which were there may hold other values since:
-        in columns that are new, beside what it said of those, or in others."""
+        in columns that are new, beside what it said of those, or in others. Or whether the
+        key may have told other rows apart than it does."""
         note = self.note
-        return note is not None and (
+        if note is None:
+            return self._guesses_key
+        return (
             note.rewritten
             # Rows that are cast are written anew, with the defaults of new columns in them,
             # and Postgres keeps no word of those.
             or (note.recast and bool(self.added))
             or not all(keeps_values(old, new, recast=note.recast) for old, new in self._kept)
         )
+
+    @property
+    def _guesses_key(self) -> bool:
+        """Whether the key is the catalog's, for the stream does not tell it under FULL: it may be
+        younger than changes that the stream has under it, of rows that it does not tell apart."""
+        keys = [[_identity(column) for column in table.key] for table in (self.old, self.new)]
+        full = self.new.identity is ReplicaIdentity.FULL
+        return full and bool(self.new.key) and keys[0] != keys[1]
 
     @property
     def additive(self) -> bool:
@@ -130,7 +141,7 @@ class SchemaChange:
         parts += [f"{column.name} has another type" for _, column in self.retyped]
         if self.old.name != self.new.name:
             parts.append(f"renamed to {self.new.name}")
-        if not parts and self.rewrites:
+        if not parts and self.note and self.rewrites:
             parts.append("its rows were rewritten")
         return ", ".join(parts) or "key, replica identity or order of columns"
 

@@ -125,7 +125,7 @@ class ChangeDecoder:
                 if code == pgoutput.AT_RELATION:
                     self._relation(self._parsed(message), commit, xid)
                 else:
-                    self.versions.note(message, commit, xid)
+                    self._announced(self.versions.note(message, commit, xid))
                 first += 1
             elif code == pgoutput.NO_ROOM:
                 index = _larger(index, used)
@@ -168,12 +168,22 @@ class ChangeDecoder:
 
     def _relation(self, message: RelationMessage, commit: Lsn, xid: int) -> None:
         known = self.versions.of_relation(message, commit, xid)
-        slot = next((i for i, schema in enumerate(self._slots) if schema == known), None)
-        if slot is None:
-            slot = len(self._slots)
-            self._slots.append(known)
-        self._current[message.oid] = slot
+        self._current[message.oid] = self._slot_of(known)
         self._heard_of.append(message)
+
+    def _announced(self, begun: TableSchema | None) -> None:
+        """Go on under a table's new name. Postgres does not tell it to whoever knows the partitions
+        that are sent under it."""
+        slot = self._current.get(begun.id.oid) if begun else None
+        if begun is not None and slot is not None:
+            known = replace(self._slots[slot], name=begun.name)
+            if known.same_shape(begun) and known.same_types(begun):
+                self._current[begun.id.oid] = self._slot_of(begun)
+
+    def _slot_of(self, schema: TableSchema) -> int:
+        if schema not in self._slots:
+            self._slots.append(schema)
+        return self._slots.index(schema)
 
     def _chunks(self, buffer: Bytes, index: ChangeIndex) -> list[Chunk]:
         if len(index.slot) == 0:
@@ -256,8 +266,11 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
     if has_old:
         whole = schema.identity is ReplicaIdentity.FULL
         old_columns = [c for c in schema.columns if whole or c.key_position is not None]
-        columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
-    if counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]:
+        # Neither Arrow nor Parquet knows rows of no columns. Without a key there are old
+        # ones: those of a partition that has a key of its own.
+        if old_columns:
+            columns["before"] = rows.struct(old_columns, old, index.old == pgoutput.OLD_ABSENT)
+    if schema.columns and (counts[pgoutput.INSERT] or counts[pgoutput.UPDATE]):
         columns["after"] = rows.struct(schema.columns, new, index.operation >= pgoutput.DELETE)
     if unchanged:
         columns["unchanged"] = _unchanged_names(schema, new, int(unchanged))

@@ -55,6 +55,8 @@ class RelationCatalog:
                 column = self._derive(place, sent)
             columns.append(column)
         keyed = _with_key(columns, message, identity)
+        if current is not None and self._cuts_key(current, message):
+            keyed = tuple(replace(column, key_position=None) for column in keyed)
         carried = tuple(self._carried(name, column) for column in keyed)
         return TableSchema(TableId(message.oid), name, carried, identity)
 
@@ -71,6 +73,16 @@ class RelationCatalog:
             column_schemas(columns, told.key, overrides, self._lookup),
             told.identity,
         )
+
+    def _cuts_key(self, current: TableSchema, message: RelationMessage) -> bool:
+        """Whether the publication sends a part of the key, which names no row. A column of the key
+        may also be called something else by now, and is sent under the name of before."""
+        sent = {column.name for column in message.columns}
+        unsent = [column.number for column in current.key if column.name not in sent]
+        if not unsent:
+            return False
+        now = sent_columns(self._session, self._publication, current.id)
+        return now is not None and any(not now.has(number, generated=False) for number in unsent)
 
     def _derive(self, place: int, sent: RelationColumn) -> ColumnSchema:
         """A column that the catalog has no longer. Its number is unknown: negative, by place."""

@@ -54,26 +54,27 @@ class SchemaVersions:
         note = DdlNote(xid, rewritten=True) if rewritten else None
         return self._begin(replace(described, note=note), commit)
 
-    def note(self, message: bytes, commit: Lsn, xid: int) -> None:
-        """Take in a logical message of ours."""
+    def note(self, message: bytes, commit: Lsn, xid: int) -> TableSchema | None:
+        """Take in a logical message of ours; the version that begins with it, if one does."""
         try:
             told = parse_message(message)
         except ValueError as error:
             # Somebody else's, or a later release's. What it tells of shows in the rows.
             logger.warning("announcement not understood", extra={"reason": str(error)})
-            return
+            return None
         if isinstance(told, Rewrite):
             self._rewrites[told.oid] = self._rewrites.get(told.oid, 0) | told.reason
-            return
+            return None
         reason = self._rewrites.pop(told.oid, 0)
         described = self._relations.announced(told)
         if described is None:
-            return
+            return None
         known = self._latest.get(described.id)
         note = _for_new_columns(told, known).note(xid, reason)
         same = known and known.same_shape(described) and known.same_types(described)
-        if not same or note.rewritten:
-            self._begin(replace(described, note=note), commit)
+        if same and not note.rewritten:
+            return None
+        return self._begin(replace(described, note=note), commit)
 
     def _begin(self, schema: TableSchema, commit: Lsn) -> TableSchema:
         known = self._latest.get(schema.id)

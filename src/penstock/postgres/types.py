@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 
@@ -45,17 +46,20 @@ class TypeInfo:
 TypeLookup = Callable[[int], TypeInfo | None]
 
 _SCALARS = {
-    16: ValueKind.BOOLEAN,
-    17: ValueKind.BINARY,
-    20: ValueKind.LONG,
-    21: ValueKind.SHORT,
-    23: ValueKind.INTEGER,
-    26: ValueKind.LONG,  # oid, unsigned
-    700: ValueKind.FLOAT,
-    701: ValueKind.DOUBLE,
-    1082: ValueKind.DATE,
-    1114: ValueKind.TIMESTAMP_NTZ,
-    1184: ValueKind.TIMESTAMP,
+    oid: ValueType(kind)
+    for oid, kind in {
+        16: ValueKind.BOOLEAN,
+        17: ValueKind.BINARY,
+        20: ValueKind.LONG,
+        21: ValueKind.SHORT,
+        23: ValueKind.INTEGER,
+        26: ValueKind.LONG,  # oid, unsigned
+        700: ValueKind.FLOAT,
+        701: ValueKind.DOUBLE,
+        1082: ValueKind.DATE,
+        1114: ValueKind.TIMESTAMP_NTZ,
+        1184: ValueKind.TIMESTAMP,
+    }.items()
 }
 
 _ARRAYS = {
@@ -204,7 +208,7 @@ def resolve(type_oid: int, type_modifier: int, lookup: TypeLookup) -> ValueType:
     if type_oid == NUMERIC_OID:
         return _numeric(type_modifier)
     if type_oid in _SCALARS:
-        return ValueType(_SCALARS[type_oid])
+        return _SCALARS[type_oid]
     if type_oid in _ARRAYS:
         element = resolve(_ARRAYS[type_oid], type_modifier, lookup)
         delimiter = ";" if type_oid == _BOX_ARRAY_OID else ","
@@ -294,6 +298,7 @@ def _parse_override(text: str) -> ValueType | None:
     return None
 
 
+@cache
 def _numeric(type_modifier: int) -> ValueType:
     """`numeric(p,s)` where Spark has it. The scale is the low 11 bits, signed."""
     if type_modifier < 4:
