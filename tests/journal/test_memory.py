@@ -51,6 +51,7 @@ def test_rows_larger_than_a_buffer_count_with_their_size(tmp_path: Path) -> None
         assert buffer is not None
         assert not scribe.paused
         buffer.data = np.empty(300 * MIB, np.uint8)
+        buffer.size, buffer.count = buffer.data.size, 1
         wait_for(lambda: scribe.paused)
     finally:
         scribe.close()

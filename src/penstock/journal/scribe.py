@@ -81,9 +81,9 @@ class Scribe:
     @property
     def paused(self) -> bool:
         """Whether to read no more for the moment: the journal or the memory is full."""
-        # A row larger than a buffer has made it grow.
-        room = sum(buffer.data.nbytes for buffer in self._buffers)
-        waiting = room - self._free.qsize() * _BUFFER_BYTES
+        # Frames count until they are decoded. Not the room for them: it never becomes less,
+        # and a budget no larger than an empty buffer would be a pause without end.
+        waiting = sum(buffer.size for buffer in self._buffers)
         return self._journal_full or self._memory.paused(waiting + self._builder.memory)
 
     def take(self, frames: CopyBuffer, *, lull: bool = False) -> None:

@@ -50,7 +50,7 @@ class CopyBuffer:
     """COPY messages one behind the other; `ends[i]` is where message i ends in `data`.
 
     The first `size` bytes and `count` ends are valid. A message larger than the
-    buffer makes it grow; it never stays at more than twice its first size.
+    buffer makes it grow, for as long as it holds that message.
     """
 
     def __init__(self, capacity: int, max_messages: int) -> None:
@@ -61,9 +61,9 @@ class CopyBuffer:
         self.count = 0
 
     def clear(self) -> None:
-        """Make it empty again."""
+        """Make it empty again, and as large as it was at first."""
         self.size = self.count = 0
-        if self.data.size > 2 * self.capacity:
+        if self.data.size > self.capacity:
             self.data = np.empty(self.capacity, np.uint8)
 
 
