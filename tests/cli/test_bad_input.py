@@ -94,6 +94,18 @@ def test_a_wrong_password(
 
 
 @pytest.mark.parametrize("command", ["run", "receive"])
+@pytest.mark.parametrize("password", ["s3cr@etpw", "s3cr/etpw"])
+def test_a_password_that_is_not_encoded(
+    penstock: Penstock, write_config: WriteConfig, command: str, password: str
+) -> None:
+    uri = f"postgresql://teller:{password}@127.0.0.1:1/shop"
+    outcome = penstock(command, write_config("", pg_connection={"uri": uri}))
+    expect_refusal(penstock, outcome, 2, problem="pg_connection.uri", remedy="percent-encoded")
+    assert "s3cr" not in outcome.stderr
+    assert "etpw" not in outcome.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "receive"])
 def test_a_missing_publication(
     penstock: Penstock, write_config: WriteConfig, shop: Database, command: str
 ) -> None:

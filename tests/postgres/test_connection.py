@@ -200,13 +200,45 @@ def test_a_server_that_does_not_answer_times_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["postgresql://shop:open%sesame@db/shop", "postgresql:/shop:open%sesame@db/shop"]
+    "uri",
+    [
+        "postgresql://shop:open%sesame@127.0.0.1:1/shop",
+        "postgresql:/shop:open%sesame@127.0.0.1:1/shop",
+        "postgresql://shop:open@sesame@127.0.0.1:1/shop",
+        "postgres://shop:open@sesame,@127.0.0.1:1/shop",
+        "postgresql://shop:1@127.0.0.1:sesame@127.0.0.1:1/shop",
+        "postgresql://shop:sesame/open@127.0.0.1:1/shop",
+        "postgresql://127.0.0.1:1/sesame@127.0.0.1:1/shop",
+        "postgresql://127.0.0.1:1/sesame@127.0.0.1",
+        "postgresql://shop:/sesame@127.0.0.1:1/shop",
+        "postgresql://shop:1@127.0.0.1:1/sesame@127.0.0.1:1/shop",
+    ],
 )
 def test_a_malformed_uri_does_not_show_its_password(uri: str) -> None:
     error = refusal(PgConnection(uri=uri))
     assert error.kind is ErrorKind.CONFIG
-    assert "sesame" not in str(error)
+    assert "percent-encoded" in str(error.hint)
+    assert "sesame" not in f"{error} {error.hint}"
     assert error.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "database"),
+    [
+        ("postgresql://{user}@{host}:{port}/till%40shop", "till@shop"),
+        ("postgresql://{user}:secret@{host}:{port}/till@shop", "till@shop"),
+        ("postgresql://{user}:a%40b%2Fc@{host}:{port}/till", "till"),
+        ("postgresql://{user}@{host}:{port},{host}:/till?password=a@b", "till"),
+        ("dbname=till@shop user={user} host={host} port={port}", "till@shop"),
+    ],
+)
+def test_what_a_uri_may_say_is_not_taken_for_a_password(
+    guarded_server: EmbeddedPostgres, uri: str, database: str
+) -> None:
+    port = guarded_server.port
+    error = refusal(PgConnection(uri=uri.format(user="postgres", host="127.0.0.1", port=port)))
+    assert error.kind is ErrorKind.SOURCE_CONFIGURATION
+    assert f'no database "{database}"' in error.message
 
 
 def test_a_database_that_does_not_exist(source: PgConnection) -> None:

@@ -10,7 +10,8 @@ from psycopg import pq
 from penstock.config import PgConnection
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, connect, current_wal_lsn
-from penstock.postgres.slots import SlotInfo, drop_slot, slot_info
+from penstock.postgres.slots import SlotInfo, drop_slot, slot_info, waited_for
+from penstock.testing.waiting import wait_for
 
 
 def make_slot(session: Session, name: str = "penstock_slots_test") -> str:
@@ -54,8 +55,32 @@ def test_a_slot_in_use(session: Session, source: PgConnection) -> None:
         slot = look(session, name)
         assert slot.active
         assert slot.active_pid == stream.info.backend_pid
+        assert not slot.being_made
         with pytest.raises(PenstockError, match=name):
             drop_slot(session, name)
+
+
+def test_a_slot_that_is_being_made(session: Session, source: PgConnection) -> None:
+    name = "penstock_slots_test"
+    assert waited_for(session, name) == []
+    with (
+        closing(connect(source, "test", replication=True)) as stream,
+        closing(connect(source, "test", autocommit=False)) as writer,
+    ):
+        writer.execute("CREATE TABLE public.things (id int)")
+        stream.pgconn.send_query(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput".encode())
+        stream.pgconn.flush()
+        wait_for(lambda: waited_for(session, name) == [writer.info.backend_pid])
+        slot = look(session, name)
+        assert slot.being_made
+        assert not slot.lost
+        assert slot.active_pid == stream.info.backend_pid
+        writer.commit()
+        wait_for(lambda: not look(session, name).being_made)
+        assert look(session, name).confirmed_flush_lsn is not None
+        assert waited_for(session, name) == []
+    wait_for(lambda: not look(session, name).active)
+    drop_slot(session, name)
 
 
 def test_a_physical_slot(session: Session) -> None:

@@ -104,8 +104,9 @@ class Receiver:
             stream = ReplicationStream(config.pg_connection, f"{config.id}_receiver")
             try:
                 with writing(journal.root):
-                    prepare_source(config, journal, catalog, stream)
-                self._receive(journal, catalog, stream, stop)
+                    ready = prepare_source(config, journal, catalog, stream, stop)
+                if ready:
+                    self._receive(journal, catalog, stream, stop)
             finally:
                 stream.close()
         finally:

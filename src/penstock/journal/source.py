@@ -9,6 +9,9 @@ error here, never a silent gap.
 from __future__ import annotations
 
 import json
+import logging
+import threading
+import time
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
@@ -24,7 +27,13 @@ from penstock.postgres.connection import (
     translated,
 )
 from penstock.postgres.replication import ReplicationStream
-from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo, slot_info
+from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo, slot_info, waited_for
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WORD_S = 3.0
+_NEXT_WORD_S = 30.0
+"""When to say that the slot is waited for, and how often after that."""
 
 _ANEW = (
     "start the pipeline with invalidated_slot_behavior: recreate, or drop the slot if it is there"
@@ -34,22 +43,31 @@ _ANEW = (
 
 
 def prepare_source(
-    config: PipelineConfig, journal: JournalWriter, catalog: Session, stream: ReplicationStream
-) -> None:
-    """Bring journal and slot to where streaming can begin at the journal's end."""
+    config: PipelineConfig,
+    journal: JournalWriter,
+    catalog: Session,
+    stream: ReplicationStream,
+    stop: threading.Event,
+) -> bool:
+    """Bring journal and slot to where streaming can begin at the journal's end.
+
+    False if `stop` was set before there was a slot: its making may take as long as the
+    longest transaction.
+    """
     require_primary(catalog)
     journal.refresh()
     slot = slot_info(catalog, config.slot_name)
     _require_failover(config, catalog)
     _claim(config, journal, catalog, slot)
     journal.remove_litter()
-    if journal.empty:
-        _begin(config, journal, slot, stream)
-    else:
+    if not journal.empty:
         _continue(config, journal, slot)
+    elif not _begin(config, journal, slot, stream, _SlotMaking(config.slot_name, catalog, stop)):
+        return False
     if config.failover and slot is not None and not slot.failover:
         stream.make_failover(slot.name)
     _follow_timeline(journal, stream)
+    return True
 
 
 def require_primary(catalog: Session) -> None:
@@ -139,24 +157,73 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
     replace(journal.root / "timeline.json", json.dumps({"timeline": now}))
 
 
+class _SlotMaking:
+    """The wait until there is a slot: it says now and then what for, and ends when told to."""
+
+    def __init__(self, slot: str, catalog: Session, stop: threading.Event) -> None:
+        self._slot = slot
+        self._catalog = catalog
+        self._stop = stop
+        self._began = time.monotonic()
+        self._next_word = self._began + _FIRST_WORD_S
+
+    def goes_on(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_word and not self._stop.is_set():
+            self._next_word = now + _NEXT_WORD_S
+            logger.warning(
+                "the slot is made when running transactions have ended",
+                extra={
+                    "slot": self._slot,
+                    "waiting_s": round(now - self._began),
+                    "waiting_for_pids": waited_for(self._catalog, self._slot),
+                },
+            )
+        return not self._stop.is_set()
+
+    def by_another(self) -> PenstockError:
+        """The server makes the slot for a receiver that is gone. That cannot be taken over, but
+        the slot can be used when it is there."""
+        pids = waited_for(self._catalog, self._slot)
+        whose = f" (of server process {', '.join(map(str, pids))})" if pids else ""
+        return PenstockError(
+            ErrorKind.SOURCE_CONNECTION,
+            f"the slot {self._slot} is still being made and waits for running transactions{whose}",
+            hint="nothing to do if they end: it is tried again. A session that is idle in"
+            " a transaction has to commit, roll back or be ended with pg_terminate_backend",
+        )
+
+
 def _begin(
-    config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | None, stream: ReplicationStream
-) -> None:
-    """The first flush: empty, at the new slot's consistent point.
+    config: PipelineConfig,
+    journal: JournalWriter,
+    slot: SlotInfo | None,
+    stream: ReplicationStream,
+    making: _SlotMaking,
+) -> bool:
+    """The first flush: empty, at the new slot's consistent point. False if there is no slot yet.
 
     A slot that is there already was created by an earlier start that died
     before this flush (the journal is claimed before the slot is created), and
-    nothing of it has been acknowledged.
+    nothing of it has been acknowledged. If it died while the server was still making
+    the slot, the server goes on with that; only then the slot has a point to begin at.
     """
     if slot is None:
-        point = stream.create_slot(config.slot_name, failover=config.failover)
+        point = stream.create_slot(config.slot_name, making.goes_on, failover=config.failover)
+        if point is None:
+            return False
         failpoint("slot_created")
-    elif slot.confirmed_flush_lsn is None:
+    elif slot.lost:
         raise _lost(slot)
+    elif slot.being_made:
+        raise making.by_another()
+    elif slot.confirmed_flush_lsn is None:
+        raise _unusable(slot)
     else:
         point = slot.confirmed_flush_lsn
     journal.append(point, start=point)
     failpoint("journal_begun")
+    return True
 
 
 def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | None) -> None:
@@ -184,4 +251,13 @@ def _lost(slot: SlotInfo) -> PenstockError:
         ErrorKind.SOURCE_SLOT,
         f"the slot {slot.name} is lost: {slot.invalidation_reason}",
         hint=_ANEW,
+    )
+
+
+def _unusable(slot: SlotInfo) -> PenstockError:
+    return PenstockError(
+        ErrorKind.SOURCE_SLOT,
+        f"the slot {slot.name} is not one that changes can be had from",
+        hint="give the pipeline another id, or drop the slot if nobody needs it:"
+        f" SELECT pg_drop_replication_slot('{slot.name}')",
     )

@@ -30,6 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.postgres.connection_string import parsed
 from penstock.schema import Lsn, TableName, quote_identifier
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -146,17 +147,7 @@ def _value(session: Session, query: str) -> Any:
 def _conninfo(connection: PgConnection, purpose: str, *, replication: bool) -> str:
     parameters = connection.parameters()
     uri = parameters.pop("uri", "")
-    try:
-        in_uri = conninfo_to_dict(uri)
-    except psycopg.Error:
-        # libpq's own message quotes the part it does not understand, which may
-        # be the password.
-        raise PenstockError(
-            ErrorKind.CONFIG,
-            "pg_connection.uri is not a connection string that libpq understands",
-            hint="write postgresql://user:password@host:port/dbname, with @ : / % ? # in the"
-            " password percent-encoded, or give host, user and so on as separate settings",
-        ) from None
+    in_uri = parsed(uri)
     if "connect_timeout" in in_uri and "connect_timeout" not in connection.model_fields_set:
         del parameters["connect_timeout"]
     wanted = parameters.pop("options", None) or in_uri.get("options") or os.environ.get("PGOPTIONS")

@@ -15,9 +15,11 @@ What is acknowledged is set by `acknowledge`; this module never decides it.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import struct
 import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg import pq
@@ -38,6 +40,9 @@ of them; one that lingers a moment finds a handful, for the price of one."""
 _SILENCE_S = 60.0
 _SILENCE_WITHOUT_TIMEOUT_S = 1800.0
 _DEAF_S = 1.0
+
+_POLL_S = 0.1
+_CANCEL_S = 5.0
 
 _PASSING_CLASSES = ("", "08", "40", "53", "57")
 _PASSING = ("55P03", "25P03", "25P04")
@@ -73,13 +78,30 @@ class ReplicationStream:
 
     # Commands before streaming.
 
-    def create_slot(self, name: str, *, failover: bool = False) -> Lsn:
-        """Create the slot; its consistent point. `failover` is since version 17."""
+    def create_slot(
+        self, name: str, go_on: Callable[[], bool], *, failover: bool = False
+    ) -> Lsn | None:
+        """Create the slot; its consistent point. `failover` is since version 17.
+
+        The server waits for every transaction that writes. `go_on` is asked several times a
+        second meanwhile; once it says no, the slot is given up: None, unless it is there by then.
+        """
+        doing = f"creating the replication slot {name}"
         options = "(SNAPSHOT 'nothing', FAILOVER)" if failover else "NOEXPORT_SNAPSHOT"
-        result = self._run(
-            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}",
-            f"creating the replication slot {name}",
-        )
+        command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}"
+        try:
+            self._pgconn.send_query(command.encode())
+            result = self._answer(go_on)
+        except psycopg.Error as error:
+            raise translate(error, doing) from error
+        except BaseException:
+            self._cancel()
+            raise
+        if result is None:
+            result = self._cancel()
+            if result is None or result.status != pq.ExecStatus.TUPLES_OK:
+                return None
+        self._require(result, doing, pq.ExecStatus.TUPLES_OK)
         point = result.get_value(0, 1)
         if point is None:
             raise PenstockError(ErrorKind.INTERNAL, "the new slot has no consistent point")
@@ -235,11 +257,44 @@ class ReplicationStream:
         self, command: str, doing: str, expected: pq.ExecStatus = pq.ExecStatus.TUPLES_OK
     ) -> pq.abc.PGresult:
         result = self._pgconn.exec_(command.encode())
+        self._require(result, doing, expected)
+        return result
+
+    def _answer(self, go_on: Callable[[], bool]) -> pq.abc.PGresult | None:
+        """What the server answers to the command that was sent; None if `go_on` said no before.
+
+        Unlike `exec_` this comes back to Python while the server is silent, so that signals
+        are handled.
+        """
+        answer = None
+        while True:
+            self._pgconn.consume_input()
+            while self._pgconn.is_busy():
+                if not self._wait(_POLL_S) and not go_on():
+                    return None
+                self._pgconn.consume_input()
+            result = self._pgconn.get_result()
+            if result is None:
+                return answer
+            answer = result
+
+    def _cancel(self) -> pq.abc.PGresult | None:
+        """Have the server give up its command, and see that it has; what it answers then.
+
+        A server that waits for transactions does not notice that we are gone. It would go on
+        with a slot that nobody can use or drop, and keep WAL for it.
+        """
+        deadline = time.monotonic() + _CANCEL_S
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=_CANCEL_S)
+            return self._answer(lambda: time.monotonic() < deadline)
+        return None
+
+    def _require(self, result: pq.abc.PGresult, doing: str, expected: pq.ExecStatus) -> None:
         if result.status != expected:
             state = _field(result, pq.DiagnosticField.SQLSTATE)
             message = result.error_message.decode(errors="replace").strip()
             raise self._failure(message, state, doing)
-        return result
 
     def _failure(self, message: str, sqlstate: str, doing: str) -> PenstockError:
         message = message.removeprefix("ERROR:").removeprefix("FATAL:").strip()

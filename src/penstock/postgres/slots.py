@@ -44,6 +44,15 @@ class SlotInfo:
         """Whether nothing can be read from it any more."""
         return self.wal_status == "lost" or self.invalidation_reason is not None
 
+    @property
+    def being_made(self) -> bool:
+        """Whether the server still looks for the point where it can begin.
+
+        It waits for every transaction that writes, also when whoever asked for the slot is
+        gone. Then the slot is kept, or dropped if the making was cancelled.
+        """
+        return self.active and self.plugin is not None and self.confirmed_flush_lsn is None
+
     @classmethod
     def _from_row(cls, row: dict[str, Any]) -> Self:
         def position(name: str) -> Lsn | None:
@@ -78,6 +87,16 @@ def slot_info(session: Session, name: str) -> SlotInfo | None:
     with translated(f"looking at slot {name}"):
         row = session.execute(query, [name]).fetchone()
     return SlotInfo._from_row(row[0]) if row else None
+
+
+def waited_for(session: Session, name: str) -> list[int]:
+    """Whom the making of the slot waits for now: server processes, 0 for a prepared transaction."""
+    query = (
+        "SELECT DISTINCT unnest(pg_blocking_pids(active_pid)) FROM pg_replication_slots"
+        " WHERE slot_name = %s ORDER BY 1"
+    )
+    with translated(f"looking at what slot {name} waits for"):
+        return [pid for (pid,) in session.execute(query, [name])]
 
 
 def drop_slot(session: Session, name: str) -> bool:
