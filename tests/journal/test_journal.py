@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.journal.files import replace
 from penstock.journal.journal import Journal, JournalOwner
-from penstock.journal.manifest import ChangeCounts, now
+from penstock.journal.manifest import ChangeCounts, Manifest, now
 from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.writer import JournalWriter
 from penstock.schema import ZERO_LSN, ColumnSchema, Lsn, TableId, TableName, TableSchema, ValueKind
@@ -194,6 +194,30 @@ def test_nobody_waits_for_the_disk_while_something_is_retired(
     journal.retire({A: Lsn(20)})
     assert seen == [[20, 30, 40]]
     assert ends(journal, A) == ends(reopened(writer), A) == [30, 40]
+
+
+def test_what_a_table_holds_back_costs_nothing_to_pass_over(
+    writer: JournalWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush(writer, 20, B)
+    for end in range(30, 330):
+        flush(writer, end, A)
+    journal = reopened(writer)
+    journal.retire({A: Lsn(329)})
+    assert journal.held_back(B) == 301
+    assert journal.held_back(B, after=Lsn(20)) == journal.held_back(A) == 0
+    looked_at: list[int] = []
+    tables = Manifest.tables.fget
+    assert tables is not None
+
+    def counted(manifest: Manifest) -> set[TableId]:
+        looked_at.append(manifest.number)
+        return tables(manifest)
+
+    monkeypatch.setattr(Manifest, "tables", property(counted))
+    journal.retire({A: Lsn(329)})
+    assert len(looked_at) < 5
+    assert ends(journal, B) == [20]
 
 
 def test_retention_keeps_what_is_young(writer: JournalWriter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.pipeline import applier
+from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
 MOST_COLUMNS = 1_600
@@ -31,6 +32,24 @@ def test_delta_tables_equal_the_source_across_a_restart(source: Source, lake: La
         source.catch_up(pipeline)
         assert lake.rows("a") == source.rows("a")
         assert lake.rows("b") == source.rows("b")
+
+
+def test_a_table_that_is_not_to_be_copied_is_not_emptied_when_it_comes_back(
+    source: Source, lake: Lake
+) -> None:
+    with lake.pipeline(table_sync_copy={"mode": "except", "tables": ["public.b"]}) as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        source.execute("INSERT INTO b VALUES (1, 'streamed')")
+        source.catch_up(pipeline)
+        source.execute("ALTER PUBLICATION pub DROP TABLE b")
+        wait_for(lambda: [table.name for table in pipeline.status().tables] == ["public.a"])
+        source.execute("ALTER PUBLICATION pub ADD TABLE b")
+        wait_for(lambda: len(pipeline.status().tables) == 2)
+        wait_for(lambda: pipeline.status().table("public.b").state.name in ("errored", "ready"))
+        error = pipeline.status().table("public.b").error
+        assert error is not None
+        assert "table_sync_copy leaves it out" in error.reason
+        assert lake.rows("b") == [{"id": 1, "v": "streamed"}]
 
 
 def test_keys_that_come_again_where_deletes_are_not_published(source: Source, lake: Lake) -> None:

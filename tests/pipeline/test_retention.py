@@ -15,30 +15,60 @@ from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.schema import Lsn, TableId
 from penstock.states import MANUAL, Errored, Ready, RetryPolicy, StoredState
+from penstock.stores import MemoryStore
+from penstock.stores.base import Worker
 from tests.pipeline.journals import HandMadeJournal, table
 
 ASIDE = Errored("no", "mend it", MANUAL, Ready("c1"))
 RETRIED = Errored("no", "wait", RetryPolicy("timed", datetime.now(UTC)), Ready("c1"))
+READY = Ready("c1")
 FULL = 1000
 
 
 class Tables:
-    """In the scheduler's place: tables with what each holds in the journal."""
+    """In the scheduler's place: tables with what each holds in the journal.
 
-    def __init__(self, root: Path, held: dict[str, tuple[StoredState, int]]) -> None:
-        journal = HandMadeJournal(root)
+    A table's number is its oid; its one flush ends at 100 more than that.
+    """
+
+    def __init__(
+        self, root: Path, held: dict[str, tuple[StoredState, int]], retention_hours: int = 0
+    ) -> None:
+        self.journal = journal = HandMadeJournal(root)
+        self.store = MemoryStore()
+        self.store.open("t")
         self.dropped: list[str] = []
         self._tables = []
         for number, (name, (state, size)) in enumerate(held.items(), 1):
             journal.flush(100 + number, journal.segment(table(number, name), size=size))
             self._tables.append(Table(name, TableId(number), state, self.dropped, journal))
-        limits = JournalConfig(location=str(root), max_bytes=FULL, max_table_bytes=FULL - 1)
+        limits = JournalConfig(
+            location=str(root),
+            max_bytes=FULL,
+            max_table_bytes=FULL - 1,
+            retention_hours=retention_hours,
+        )
         config = PipelineConfig(
             id="t", publication_name="p", pg_connection=PgConnection(), journal=limits
         )
         unused = cast(Any, None)
-        context = PipelineContext(config, unused, journal.reader, unused, unused)
-        Retention(context, cast(Scheduler, self)).retire()
+        context = PipelineContext(config, self.store, journal.reader, unused, unused)
+        self._retention = Retention(context, cast(Scheduler, self))
+
+    def pass_everything(self, name: str) -> None:
+        """Have a table applied all that is here of it, as the store tells."""
+        [one] = [table for table in self._tables if table.name == name]
+        self.store.upsert_replication_progress(Worker.apply(one.id), self.journal.reader.end)
+
+    def retire(self) -> list[str]:
+        """Which set-aside tables were dropped."""
+        self._retention.retire()
+        return self.dropped
+
+    def held(self) -> list[str]:
+        """Which tables have something in the journal."""
+        journal = self.journal.reader
+        return [table.name for table in self._tables if journal.table_bytes(table.id)]
 
     def tables(self) -> list[Table]:
         return self._tables
@@ -49,9 +79,9 @@ class Tables:
 
 
 class Table:
-    """A table that is copied up to nowhere."""
+    """A table that no applier is open for."""
 
-    cursor = Lsn(0)
+    cursor = None
 
     def __init__(
         self,
@@ -64,7 +94,7 @@ class Table:
         self.name, self.id, self.state = name, table_id, state
         self._dropped, self._journal = dropped, journal
 
-    def drop_changes(self, end: Lsn) -> None:
+    def drop_changes(self, end: Lsn, why: str) -> None:
         self._journal.reader.retire({self.id: end})
         self._dropped.append(self.name)
 
@@ -88,4 +118,42 @@ def test_set_aside_tables_leave_room_for_others(
     tmp_path: Path, held: dict[str, tuple[StoredState, int]], dropped: list[str]
 ) -> None:
     """The largest go first, until receiving can go on."""
-    assert Tables(tmp_path / "journal", held).dropped == dropped
+    assert Tables(tmp_path / "journal", held).retire() == dropped
+
+
+def test_a_set_aside_table_that_holds_back_too_many_manifests_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.retention._MAX_HELD_BACK", 10)
+    tables = Tables(tmp_path, {"a": (ASIDE, 1), "b": (READY, 1), "c": (ASIDE, 1)}, 1)
+    tables.pass_everything("c")  # what is here of it is here for its age
+    for end in range(200, 207):
+        tables.journal.flush(end)
+    assert tables.retire() == []
+    tables.journal.flush(207)
+    assert tables.retire() == ["a"]
+    assert tables.held() == ["b", "c"]
+
+
+def test_what_is_kept_for_its_age_alone_makes_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest goes, until receiving can go on; a set-aside table loses nothing for it."""
+    kept = {"a": (READY, 300), "b": (ASIDE, 200), "c": (READY, 250), "d": (READY, 340)}
+    tables = Tables(tmp_path, kept, retention_hours=1)
+    for name in "acd":
+        tables.pass_everything(name)
+    assert tables.retire() == []
+    assert tables.held() == ["b", "c", "d"]
+    assert len(caplog.messages) == 1
+    tables.journal.flush(200, tables.journal.segment(table(1, "a"), size=200))
+    assert tables.retire() == []
+    assert tables.held() == ["a", "b", "d"]
+    assert len(caplog.messages) == 1, "now and then is enough"
+
+
+def test_what_a_set_aside_table_has_applied_is_not_held_against_it(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, {"a": (ASIDE, 700), "b": (READY, 299)}, retention_hours=1)
+    tables.pass_everything("a")
+    assert tables.retire() == []
+    assert tables.held() == ["b"]

@@ -69,7 +69,7 @@ journal:
   # max_bytes: 17179869184       # 16 GiB: receiving pauses here, resumes at 80 %
   # max_table_bytes: 4294967296  # 4 GiB: what one table that is set aside may hold (if you give
                                  # max_bytes alone, a quarter of that, where it is less)
-  # retention_hours: 0           # keep applied changes longer, for replay
+  # retention_hours: 0           # keep applied changes longer, for replay (up to 80 % of max_bytes)
 
 # The Spark session. `config` is handed to Spark as it is.
 # spark:

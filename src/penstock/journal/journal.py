@@ -8,6 +8,7 @@
     <root>/copies/<copy id>/...    files of copies under way (the copier's)
     <root>/requests/<oid>.resync   what was asked of tables from outside (the pipeline's)
     <root>/terms/<oid>.json        how tables were published when they were copied (likewise)
+    <root>/departed/<oid>          which tables left and stay at the destination (likewise)
 
 One process appends (`writer.JournalWriter`, the receiver), any number read (`Journal`).
 A reader keeps an index of the manifests in memory and `refresh`es it from the
@@ -23,7 +24,7 @@ import json
 import shutil
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,8 +35,9 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync_directory
-from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.journal.manifest import Manifest, SegmentRef
 from penstock.journal.partitions import SentPartitions
+from penstock.journal.retirement import plan_retirement
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 
@@ -197,7 +199,15 @@ class Journal:
         """The flushes with something of a table that end behind `after`, oldest first."""
         with self._lock:
             flushes = self._flushes.get(table_id, [])
-            return flushes[bisect_right(flushes, after, key=lambda flush: flush.end) :]
+            return flushes[_count_up_to(flushes, after) :]
+
+    def held_back(self, table_id: TableId, after: Lsn = ZERO_LSN) -> int:
+        """How many manifests have to stay for what a table has behind `after`."""
+        with self._lock:
+            pending = self.pending(table_id, after)
+            if not pending:
+                return 0
+            return len(self._manifests) - _count_up_to(self._manifests, pending[0].end) + 1
 
     def first_cursor(self, table_id: TableId) -> Lsn:
         """The earliest cursor that can be served: before everything that is here of a table."""
@@ -257,21 +267,20 @@ class Journal:
         """
         with self._retiring:
             with self._lock:
-                old = self._older_than(retention)
-                doomed, dropped = self._passed(passed, old)
-                gone = self._removable(dropped, old)
+                known = self._checkpoint.dropped
+                goes = plan_retirement(self._manifests, self._flushes, known, passed, retention)
                 # A checkpoint has every schema: too much for a few idle seconds' manifests.
-                if dropped == self._checkpoint.dropped and len(gone) < _WORTH_A_CHECKPOINT:
+                if goes.dropped == known and len(goes.manifests) < _WORTH_A_CHECKPOINT:
                     return 0
-                first = self._manifests[len(gone)]
+                first = self._manifests[len(goes.manifests)]
                 schemas = {(s.id, s.version): s for s in self._checkpoint.schemas}
-                schemas |= {(s.id, s.version): s for m in gone for s in m.schemas}
+                schemas |= {(s.id, s.version): s for m in goes.manifests for s in m.schemas}
                 truncated_by = {t: tuple(xids) for t, xids in self._truncated_by.items()}
                 checkpoint = Checkpoint(
                     first.number,
                     first.start,
                     tuple(schemas.values()),
-                    dropped,
+                    goes.dropped,
                     self.began,
                     truncated_by,
                     self._partitions.everything(),
@@ -280,57 +289,17 @@ class Journal:
             replace(self.root / "checkpoint.json", checkpoint.dumps())
             with self._lock:
                 self._checkpoint = checkpoint
-                self._manifests = self._manifests[len(gone) :]
+                del self._manifests[: len(goes.manifests)]
                 for table_id, flushes in self._flushes.items():
-                    limit = dropped.get(table_id, ZERO_LSN)
-                    self._flushes[table_id] = [flush for flush in flushes if flush.end > limit]
-        for manifest in gone:
+                    del flushes[: _count_up_to(flushes, self._dropped(table_id))]
+        for manifest in goes.manifests:
             self._manifest_path(manifest.number).unlink(missing_ok=True)
-        for segment in doomed:
+        for segment in goes.segments:
             (self.root / segment.path).unlink(missing_ok=True)
-        return sum(segment.bytes for segment in doomed)
-
-    def _older_than(self, retention: timedelta) -> list[Manifest]:
-        """The manifests that need not be kept for their age.
-
-        A clock that was set back has dated some later than those that follow. They are older.
-        """
-        present = now()
-        for count in range(len(self._manifests), 0, -1):
-            if min(self._manifests[count - 1].created_at, present) <= present - retention:
-                return self._manifests[:count]
-        return []
-
-    def _passed(
-        self, passed: Mapping[TableId, Lsn], manifests: list[Manifest]
-    ) -> tuple[list[SegmentRef], dict[TableId, Lsn]]:
-        """The segments that their tables have passed, and up to where each table has then
-        given up everything."""
-        doomed: list[SegmentRef] = []
-        dropped = dict(self._checkpoint.dropped)
-        for manifest in manifests:
-            over = {
-                table_id
-                for table_id in manifest.tables
-                if self._dropped(table_id) < manifest.end <= passed.get(table_id, ZERO_LSN)
-            }
-            doomed += [segment for segment in manifest.segments if segment.table_id in over]
-            dropped |= dict.fromkeys(over, manifest.end)
-        return doomed, dropped
+        return sum(segment.bytes for segment in goes.segments)
 
     def _dropped(self, table_id: TableId) -> Lsn:
         return self._checkpoint.dropped.get(table_id, ZERO_LSN)
-
-    def _removable(
-        self, dropped: Mapping[TableId, Lsn], manifests: list[Manifest]
-    ) -> list[Manifest]:
-        """The oldest manifests that no table needs any more; never the last one of all."""
-        removable: list[Manifest] = []
-        for manifest in manifests[: len(self._manifests) - 1]:
-            if any(dropped.get(table_id, ZERO_LSN) < manifest.end for table_id in manifest.tables):
-                break
-            removable.append(manifest)
-        return removable
 
     def discard(self) -> None:
         """Remove everything: its slot is lost. Hold the receiver's lock.
@@ -401,3 +370,8 @@ class Journal:
                     tuple(announced[table_id]),
                 )
                 self._flushes.setdefault(table_id, []).append(flush)
+
+
+def _count_up_to(ordered: Sequence[Manifest] | Sequence[TableFlush], position: Lsn) -> int:
+    """How many of them end at `position` or before."""
+    return bisect_right(ordered, position, key=lambda each: each.end)

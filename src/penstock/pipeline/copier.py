@@ -31,6 +31,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
+from penstock.pipeline.departed import has_departed
 from penstock.pipeline.failures import failure_of, passes
 from penstock.pipeline.rates import Meter
 from penstock.postgres.catalog import PublishedTable, published_tables
@@ -150,16 +151,18 @@ class Copier:
     def _refuse_to_empty(self) -> None:
         """A table that is left out gets an empty copy, once, to begin with. A second one would
         take the place of all that the destination has."""
-        context, name = self._context, str(self._table.name)
-        if context.config.table_sync_copy.includes(name):
+        context, table = self._context, self._table
+        if context.config.table_sync_copy.includes(str(table.name)):
             return
-        if context.store.get_destination_table_metadata(self._table.id) is not None:
+        known = context.store.get_destination_table_metadata(table.id) is not None
+        if known or has_departed(context.journal, table.id):
             raise PenstockError(
                 ErrorKind.SOURCE_CONFIGURATION,
-                "the table has to be copied again (its slot or its changes were lost, or a resync"
-                " was asked for), and table_sync_copy leaves it out: it would be emptied",
+                "the table has to be copied again (its slot or its changes were lost, it left the"
+                " publication for a while, or a resync was asked for), and table_sync_copy leaves"
+                " it out: it would be emptied",
                 hint="let table_sync_copy include the table, start again and `penstock retry` it",
-                table=self._table.name,
+                table=table.name,
             )
 
     def _remove_leftovers(self) -> None:

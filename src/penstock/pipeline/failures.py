@@ -84,11 +84,10 @@ def errored(
     )
 
 
-def without_changes(state: Errored, end: Lsn) -> Errored:
+def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
     """The state of a table that was set aside for so long that its changes were given up."""
     return Errored(
-        f"{state.reason}; its changes up to {end} were dropped, because they took too much"
-        " of the journal (max_table_bytes, max_bytes)",
+        f"{state.reason}; its changes up to {end} were dropped, because {why}",
         f"{state.solution}; when it is retried, the table is copied again",
         state.retry,
         Init(),

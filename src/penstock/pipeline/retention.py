@@ -1,26 +1,37 @@
 """What leaves the journal, and when.
 
-A table that is copied gives up what its cursor has passed. One that is not, or
-that is set aside, keeps everything, up to a limit: past `journal.max_table_bytes`
-a set-aside table loses its segments and is copied again when it is retried. So do
-the largest of them where all together leave other tables no room. A table that
-left the publication gives up all it had; one that has changes here but was not seen
-in the publication yet gives up nothing.
+A table that is copied gives up what its cursor has passed, when it is older than
+`journal.retention_hours`; where that leaves no room in `journal.max_bytes`, the oldest of it
+goes before. What is behind the cursor stays, and so does all of a table that is not copied.
+For a table that is set aside there are limits: past `journal.max_table_bytes`, or when too
+many manifests stay for it (each takes a file, and memory), it loses its segments and is copied
+again when it is retried. So do the largest of them where all together leave other tables no
+room. A table that left the publication gives up all it had; one that has changes here but was
+not seen in the publication yet gives up nothing.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import time
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from itertools import takewhile
 
+from penstock.journal.journal import TableFlush
 from penstock.journal.writer import RESUME_SHARE
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.table import PipelineTable
-from penstock.schema import Lsn, TableId
-from penstock.states import Errored, FinishedCopy, Ready, SyncDone
+from penstock.schema import ZERO_LSN, Lsn, TableId
+from penstock.states import Errored, FinishedCopy, Ready, SyncDone, stage_of
+from penstock.stores.base import Worker
 
 logger = logging.getLogger("penstock.pipeline.retention")
+
+_MAX_HELD_BACK = 100_000
+_LOG_SECONDS = 600.0
 
 
 class Retention:
@@ -31,6 +42,7 @@ class Retention:
         self._scheduler = scheduler
         self._published: frozenset[TableId] = frozenset()
         self._published_as_of: Lsn | None = None
+        self._log_at = 0.0
 
     def note_membership(self, published: frozenset[TableId], as_of: Lsn) -> None:
         """Who was in the publication; `as_of` is the journal's end before it was asked."""
@@ -42,27 +54,71 @@ class Retention:
         with self._context.retiring:
             tables = {table.id: table for table in self._scheduler.tables()}
             passed = {
-                table.id: table.cursor
+                table.id: cursor
                 for table in tables.values()
-                if isinstance(table.state, FinishedCopy | SyncDone | Ready)
-                and table.cursor is not None
+                if (cursor := self._cursor(table)) is not None
             }
             if self._published_as_of is not None:
                 # Of a table published after that, only later changes are here.
                 gone = journal.tables() - set(tables) - self._published
                 passed |= dict.fromkeys(gone, self._published_as_of)
             freed = journal.retire(passed, retention=timedelta(hours=config.retention_hours))
+            freed += self._make_room(passed)
             aside = [table for table in tables.values() if isinstance(table.state, Errored)]
             self._limit_each(aside)
             self._limit_all([table for table in aside if _waits_for_somebody(table)])
             return freed
 
+    def _cursor(self, table: PipelineTable) -> Lsn | None:
+        """Up to where a table needs nothing any more; None for one that is not copied.
+
+        One that is set aside has its cursor in the store only.
+        """
+        if not isinstance(stage_of(table.state), FinishedCopy | SyncDone | Ready):
+            return None
+        if (cursor := table.cursor) is not None:
+            return cursor
+        return self._context.store.get_replication_progress(Worker.apply(table.id))
+
+    def _make_room(self, passed: Mapping[TableId, Lsn]) -> int:
+        """Drop the oldest of what is kept for its age alone, if the journal is full of it."""
+        journal, end = self._context.journal, ZERO_LSN
+        surplus = journal.bytes - self._mark
+        if surplus < 0:
+            return 0
+        kept = [self._passed_by(table_id, cursor) for table_id, cursor in passed.items()]
+        for flush in heapq.merge(*kept, key=lambda flush: flush.end):
+            surplus, end = surplus - flush.bytes, flush.end
+            if surplus < 0:
+                break
+        freed = journal.retire({table_id: min(at, end) for table_id, at in passed.items()})
+        if freed and time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + _LOG_SECONDS
+            logger.warning(
+                "changes were dropped before their retention_hours, for max_bytes",
+                extra={"bytes": freed, "position": str(end)},
+            )
+        return freed
+
+    def _passed_by(self, table_id: TableId, cursor: Lsn) -> Iterator[TableFlush]:
+        flushes = self._context.journal.pending(table_id, ZERO_LSN)
+        return takewhile(lambda flush: flush.end <= cursor, flushes)
+
+    @property
+    def _mark(self) -> float:
+        """Below this, receiving goes on."""
+        return self._context.config.journal.max_bytes * RESUME_SHARE
+
     def _limit_each(self, aside: list[PipelineTable]) -> None:
         """Drop what a set-aside table holds when it is too much."""
-        limit = self._context.config.journal.max_table_bytes
+        journal, limit = self._context.journal, self._context.config.journal.max_table_bytes
         for table in aside:
             if self._held(table) > limit:
-                self._drop(table)
+                self._drop(table, "they took more of the journal than max_table_bytes")
+            elif journal.held_back(table.id, self._needed_behind(table)) > _MAX_HELD_BACK:
+                self._drop(
+                    table, f"they kept more than {_MAX_HELD_BACK:,} manifests in the journal"
+                )
 
     def _limit_all(self, aside: list[PipelineTable]) -> None:
         """Drop what the largest tables hold that are set aside for good when receiving waits
@@ -72,23 +128,27 @@ class Retention:
         set-aside tables hold above that would keep it waiting for ever.
         """
         journal, limit = self._context.journal, self._context.config.journal.max_bytes
-        mark = limit * RESUME_SHARE
+        mark = self._mark
         if journal.bytes < limit and sum(map(self._held, aside)) < mark:
             return
         for table in sorted(aside, key=self._held, reverse=True):
             if journal.bytes < mark or not self._held(table):
                 return
-            self._drop(table)
+            self._drop(table, "the journal was full (max_bytes)")
 
     def _held(self, table: PipelineTable) -> int:
-        return self._context.journal.table_bytes(table.id)
+        return self._context.journal.table_bytes(table.id, self._needed_behind(table))
 
-    def _drop(self, table: PipelineTable) -> None:
+    def _needed_behind(self, table: PipelineTable) -> Lsn:
+        """What comes before is here for its age, and not because the table is set aside."""
+        return self._cursor(table) or ZERO_LSN
+
+    def _drop(self, table: PipelineTable, why: str) -> None:
         end = self._context.journal.end
-        if self._scheduler.between_jobs(table, lambda: table.drop_changes(end)):
+        if self._scheduler.between_jobs(table, lambda: table.drop_changes(end, why)):
             logger.warning(
                 "changes of a table that is set aside were dropped",
-                extra={"table": table.name, "position": str(end)},
+                extra={"table": table.name, "position": str(end), "why": why},
             )
 
 

@@ -3,8 +3,9 @@
 One thread looks into the journal every few milliseconds (a failed `open` when
 nothing is new) and, when something is new or a table has finished its job, gives
 every table that has something to do to a pool. Copies, batches and housekeeping
-have pools of their own, so none of them waits for another kind. Tables that
-waited longest go first.
+have pools of their own, so none of them waits for another kind. Housekeeping is for one
+table at a time, and no other queues for it: it would be kept from its batches. Tables
+that waited longest go first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from threading import Event, RLock, Thread
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.departed import note_departure
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import forget_terms
@@ -32,7 +34,8 @@ logger = logging.getLogger("penstock.pipeline.scheduler")
 
 _POLL, _IDLE_POLL = 0.02, 0.1
 _IDLE_AFTER = 5.0
-_LOOK_AROUND = 1.0
+_LOOK_AROUND, _LOOK_SHARE = 1.0, 0.001
+_FORGET_PAUSE = 2.0
 
 
 class Scheduler:
@@ -47,6 +50,8 @@ class Scheduler:
         self._tables: dict[TableId, PipelineTable] = {}
         self._lock = RLock()
         self._next_retry: datetime | None = None
+        self._forget_at = self._look_at = 0.0
+        self._settled = False
         self._wake = Event()
         self._pools = {
             Job.COPY: ThreadPoolExecutor(config.max_table_sync_workers, "penstock-copy"),
@@ -132,9 +137,24 @@ class Scheduler:
 
     def _forget(self, table_id: TableId, name: str) -> None:
         """A table left the publication. Its segments go at the next retirement."""
-        self._context.store.delete_table_state(table_id)
-        failpoint("table_forgotten")
-        forget_terms(self._context.journal, table_id)
+        store, journal = self._context.store, self._context.journal
+        if time.monotonic() < self._forget_at:
+            return
+        try:
+            if store.get_destination_table_metadata(table_id) is not None:
+                # First: with its metadata the store forgets that the table was ever copied.
+                note_departure(journal, table_id)
+            store.delete_table_state(table_id)
+            failpoint("table_forgotten")
+            forget_terms(journal, table_id)
+        except (PenstockError, OSError) as error:
+            # The store or the disk: tables that still have work tell if it stays away.
+            logger.warning(
+                "a table that left cannot be forgotten yet",
+                extra={"table": name, "reason": str(error)},
+            )
+            self._forget_at = time.monotonic() + _FORGET_PAUSE
+            return
         self._tables.pop(table_id, None)
         logger.info("table left the publication", extra={"table": name})
 
@@ -148,17 +168,33 @@ class Scheduler:
             self._on_failure(PenstockError(ErrorKind.INTERNAL, f"the scheduler failed: {error!r}"))
 
     def _loop(self) -> None:
-        moved_at = looked_at = 0.0
+        moved_at = 0.0
         while not self._context.stopping.is_set():
             woken = self._wake.is_set()
             self._wake.clear()
             taken = self._context.journal.refresh()
             now = time.monotonic()
-            if taken or woken or now - looked_at >= _LOOK_AROUND or self._retry_due:
-                looked_at = now
+            if (
+                woken
+                or now >= self._look_at
+                or self._retry_due
+                or (taken and self._concerns(taken))
+            ):
                 if self._hand_out() or taken:
                     moved_at = now
+                self._look_at = now + self._pause(time.monotonic() - now)
             self._wake.wait(_POLL if now - moved_at < _IDLE_AFTER else _IDLE_POLL)
+
+    def _concerns(self, taken: int) -> bool:
+        """Whether manifests that have been taken in, the last one among them, may be for a
+        table. One that is empty is for those that wait for a position."""
+        last = self._context.journal.last_manifest
+        return taken > 1 or last is None or bool(last.tables) or not self._settled
+
+    def _pause(self, cost: float) -> float:
+        """When to look around again, after a look that took so long: hundreds of tables that
+        all stream are looked at less often while nothing comes."""
+        return max(_LOOK_AROUND, cost / _LOOK_SHARE) if self._settled else _LOOK_AROUND
 
     @property
     def _retry_due(self) -> bool:
@@ -172,7 +208,7 @@ class Scheduler:
                 if table.leaving and table.job is None:
                     self._forget(table.id, table.name)
             waiting = sorted(self._tables.values(), key=lambda table: table.idle_since)
-            jobs = [(table, job) for table in waiting if (job := table.next_job()) is not None]
+            jobs = _next_jobs(waiting)
             # A table that was dropped and made again has another oid but the same place at
             # the destination, and so has one that was given another's name: the old one's
             # last write comes before the new one's copy.
@@ -188,6 +224,7 @@ class Scheduler:
             due = [table.next_due for table in waiting if table.job is None]
             # Kept, because it is asked for many times a second; whatever changes it wakes us.
             self._next_retry = min((at for at in due if at is not None), default=None)
+            self._settled = not handed_out and all(table.settled for table in waiting)
         return handed_out
 
     def _done(self, future: Future[None]) -> None:
@@ -198,6 +235,18 @@ class Scheduler:
         if not isinstance(error, PenstockError):
             error = PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}")
         self._on_failure(error)
+
+
+def _next_jobs(waiting: list[PipelineTable]) -> list[tuple[PipelineTable, Job]]:
+    """What each table is to do, if anything."""
+    maintaining = any(table.job is Job.MAINTAIN for table in waiting)
+    jobs = []
+    for table in waiting:
+        job = table.next_job(may_maintain=not maintaining)
+        if job is not None:
+            jobs.append((table, job))
+            maintaining |= job is Job.MAINTAIN
+    return jobs
 
 
 def _answer(table: PipelineTable, action: Action) -> Callable[[], None]:

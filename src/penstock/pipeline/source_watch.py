@@ -29,7 +29,7 @@ from penstock.schema import Lsn
 logger = logging.getLogger("penstock.pipeline.source")
 
 _MEMBERSHIP_SECONDS = 2.0
-_MEMBERSHIP_SHARE = 0.005
+_MEMBERSHIP_SHARE = 0.003
 _LOCK_TIMEOUT = "2s"
 
 

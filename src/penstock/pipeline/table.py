@@ -2,8 +2,8 @@
 
 The scheduler asks `next_job` and has the answer run in a pool; a table does one
 job at a time. Whatever a job raises ends here, as the table's `errored` state:
-no other table notices. The exceptions are the pipeline's own: a store that is
-lost leaves nowhere to write the error, so it fails the pipeline.
+no other table notices. The exceptions are the pipeline's own: a store that stays
+away leaves nowhere to write the error, so it fails the pipeline.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
 from penstock.pipeline.failures import errored, failure_of, require_spark, without_changes
+from penstock.pipeline.outage import StoreOutage
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
@@ -41,8 +42,6 @@ from penstock.states import (
 from penstock.stores.base import schema_at_destination
 
 logger = logging.getLogger("penstock.pipeline.table")
-
-_STORE_PATIENCE = 5
 
 
 class Job(StrEnum):
@@ -67,7 +66,7 @@ class PipelineTable:
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
         self._upkeep = Upkeep()
-        self._store_failures = 0
+        self._outage = StoreOutage(context.stopping)
         self._worked_at = 0.0
         self._standing = Standing(context, published.schema.id)
         self._copied_for: Lsn | None = None
@@ -95,7 +94,7 @@ class PipelineTable:
 
     # What the scheduler and the status ask.
 
-    def next_job(self) -> Job | None:
+    def next_job(self, *, may_maintain: bool = True) -> Job | None:
         """What to do now; None when there is nothing, or when it is being done."""
         if self.job is not None or self.leaving:
             return None
@@ -108,7 +107,8 @@ class PipelineTable:
         applier = self._applier
         if applier is None or isinstance(state, SyncDone):
             return Job.APPLY
-        if isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at):
+        upkeep_due = isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at)
+        if may_maintain and upkeep_due:
             return Job.MAINTAIN
         return Job.APPLY if applier.has_work or self._drifted or self._standing.broken else None
 
@@ -133,6 +133,14 @@ class PipelineTable:
         )
 
     @property
+    def settled(self) -> bool:
+        """Whether only changes, or somebody, can give it something to do."""
+        applier = self._applier
+        if self.job is not None or applier is None or not isinstance(self.state, Ready):
+            return isinstance(self.state, Errored)
+        return not applier.pending and not applier.has_open_deliveries
+
+    @property
     def next_due(self) -> datetime | None:
         """When a retry comes due by itself."""
         match self.state:
@@ -149,7 +157,8 @@ class PipelineTable:
     @property
     def cursor(self) -> Lsn | None:
         """Up to where everything is durable at the destination, as the store has it."""
-        return self._applier.cursor if self._applier else None
+        applier = self._applier
+        return applier.cursor if applier else None
 
     @property
     def position(self) -> Lsn:
@@ -215,7 +224,7 @@ class PipelineTable:
         self._forget_applier()
         self.enter(Init())
 
-    def drop_changes(self, end: Lsn) -> None:
+    def drop_changes(self, end: Lsn, why: str) -> None:
         """Give up a set-aside table's segments up to `end`; it is copied again when retried."""
         state = self.state
         if not isinstance(state, Errored):
@@ -223,7 +232,7 @@ class PipelineTable:
         if not isinstance(state.interrupted, Init):
             # The state first: killed before the segments go, it only says too early
             # that they are gone. The other way round the gap would be silent.
-            self.enter(without_changes(state, end))
+            self.enter(without_changes(state, end, why))
             self._forget_applier()
         self._context.journal.retire({self.id: end})
 
@@ -344,36 +353,34 @@ class PipelineTable:
             self._upkeep.done(batches)
 
     def _succeeded(self) -> None:
-        self._attempts = self._store_failures = 0
+        self._attempts = 0
+        self._outage.over()
 
     def _fail(self, error: Exception) -> None:
-        failure = failure_of(error)
-        if failure.kind is ErrorKind.STORE:
-            self._bear_with_the_store(error)
-            return
+        try:
+            self._set_aside(error)
+        except PenstockError as trouble:
+            if trouble.kind is not ErrorKind.STORE:
+                raise
+            self._outage.bear(trouble, self.name)
+
+    def _set_aside(self, error: Exception) -> None:
+        """Raises what the store raises, now or before: that is no failure of the table."""
+        failure, attempts = failure_of(error), self._attempts + 1
         if failure.kind is ErrorKind.INTERNAL:
             require_spark(self._context.spark)
-        self._attempts += 1
         self._forget_applier()
-        state = errored(failure, stage_of(self.state), self._attempts, self._context.config)
+        if failure.kind is ErrorKind.STORE:
+            raise error
+        state = errored(failure, stage_of(self.state), attempts, self._context.config)
         self.enter(state)
+        self._attempts = attempts
+        self._outage.over()
         logger.error(
             "table set aside",
             extra={**self._extra(state), "kind": str(failure.kind), "reason": failure.loggable},
         )
         logger.debug("where it failed", extra={"trace": traceback.format_tb(error.__traceback__)})
-
-    def _bear_with_the_store(self, error: Exception) -> None:
-        """Go on after a pause, as after a restart; but not for long."""
-        self._store_failures += 1
-        if self._store_failures > _STORE_PATIENCE:
-            raise error
-        logger.warning(
-            "store failed, trying again",
-            extra={"table": self.name, "reason": failure_of(error).loggable},
-        )
-        self._forget_applier()
-        self._context.stopping.wait(0.1 * 2**self._store_failures)
 
     def _forget_applier(self) -> None:
         if self._applier is not None:

@@ -1,0 +1,78 @@
+"""What may leave the journal: segments that their tables have passed, and old manifests.
+
+A manifest goes when no table needs anything of it, or of one before it. So a table that
+is set aside keeps every later manifest here, with whatever else is in it: to plan, every
+other second, has to cost what goes, not what is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING
+
+from penstock.journal.manifest import Manifest, SegmentRef, now
+from penstock.schema import ZERO_LSN, Lsn, TableId
+
+if TYPE_CHECKING:
+    from penstock.journal.journal import TableFlush
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What goes: `segments`, and the oldest `manifests`. `dropped` says up to where each
+    table has then given up everything."""
+
+    segments: tuple[SegmentRef, ...]
+    manifests: tuple[Manifest, ...]
+    dropped: Mapping[TableId, Lsn]
+
+
+def plan_retirement(
+    manifests: Sequence[Manifest],
+    flushes: Mapping[TableId, Sequence[TableFlush]],
+    dropped: Mapping[TableId, Lsn],
+    passed: Mapping[TableId, Lsn],
+    retention: timedelta,
+) -> Retirement:
+    """What goes up to each table's position in `passed`, if it is older than `retention`.
+
+    `flushes` are those of `manifests` that come behind what each table has `dropped`.
+    """
+    old = _count_older_than(manifests, retention)
+    end = manifests[old - 1].end if old else ZERO_LSN
+    segments: list[SegmentRef] = []
+    dropped = dict(dropped)
+    for table_id, position in passed.items():
+        here = flushes.get(table_id, ())
+        over = here[: bisect_right(here, min(position, end), key=lambda flush: flush.end)]
+        if over:
+            segments += (segment for flush in over for segment in flush.segments)
+            dropped[table_id] = over[-1].end
+    removable = tuple(_removable(manifests, old, dropped))
+    return Retirement(tuple(segments), removable, dropped)
+
+
+def _count_older_than(manifests: Sequence[Manifest], retention: timedelta) -> int:
+    """How many manifests, from the oldest on, need not be kept for their age.
+
+    A clock that was set back has dated some later than those that follow. They are older.
+    """
+    if not retention:
+        return len(manifests)
+    limit = now() - retention
+    young = sum(1 for _ in takewhile(lambda m: m.created_at > limit, reversed(manifests)))
+    return len(manifests) - young
+
+
+def _removable(
+    manifests: Sequence[Manifest], old: int, dropped: Mapping[TableId, Lsn]
+) -> Iterator[Manifest]:
+    """The oldest manifests that no table needs any more; never the last one of all."""
+    for manifest in islice(manifests, min(old, len(manifests) - 1)):
+        if any(dropped.get(table_id, ZERO_LSN) < manifest.end for table_id in manifest.tables):
+            return
+        yield manifest

@@ -1,0 +1,187 @@
+"""Who gets to work, and how tables leave, without a source and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from unittest.mock import MagicMock
+
+import pytest
+
+from penstock.config import JournalConfig, PgConnection, PipelineConfig, TableSyncCopy
+from penstock.destinations.base import WriteStatus
+from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.scheduler import Scheduler
+from penstock.pipeline.source_watch import Membership
+from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.terms import Terms
+from penstock.schema import TableSchema
+from penstock.spark.changes import ChangeBatch
+from penstock.states import Errored, Ready
+from penstock.stores import MemoryStore
+from penstock.stores.base import DestinationTableMetadata, MetadataStatus, TableStateOperation
+from penstock.testing.waiting import wait_for
+from tests.pipeline.doubles import ScriptedDestination
+from tests.pipeline.journals import HandMadeJournal, table
+
+A, B = table(1, "a"), table(2, "b")
+LIMIT = 30.0
+
+
+class Maintained(ScriptedDestination):
+    """Takes every batch unread, and keeps house for as long as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Event()
+
+    def write_events(self, batch: ChangeBatch) -> WriteStatus:
+        self._note("write", str(batch.table.name))
+        return WriteStatus.DURABLE
+
+    def maintain(self, table: TableSchema) -> None:
+        self._note("maintain", str(table.name))
+        assert self.kept.wait(LIMIT)
+
+
+class AwayStore(MemoryStore):
+    """Has to be asked some times before it lets anything go."""
+
+    refusals = 0
+
+    def apply_table_state_operation(self, operation: TableStateOperation) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise PenstockError(ErrorKind.STORE, "the store is away")
+        super().apply_table_state_operation(operation)
+
+
+class Bench:
+    """A scheduler over a journal made by hand. Its tables were copied before."""
+
+    def __init__(self, root: Path) -> None:
+        self.journal = HandMadeJournal(root)
+        self.store = AwayStore()
+        self.store.open("t")
+        self.destination = Maintained()
+        self.failures: list[PenstockError] = []
+        config = PipelineConfig(
+            id="t",
+            publication_name="p",
+            pg_connection=PgConnection(),
+            journal=JournalConfig(location=str(root)),
+            table_sync_copy=TableSyncCopy(mode="none"),
+        )
+        context = PipelineContext(
+            config, self.store, self.journal.reader, self.destination, MagicMock()
+        )
+        self.scheduler = Scheduler(context, self.failures.append)
+        for one in (A, B):
+            self.store.update_table_state(one.id, Ready("c1"))
+            self.store.store_table_schema(one)
+            self.store.store_destination_table_metadata(
+                one.id,
+                DestinationTableMetadata("x", one.version, MetadataStatus.APPLIED, (True, True)),
+            )
+
+    def publish(self, *tables: TableSchema) -> None:
+        """Have the scheduler look at a publication of these."""
+        published = (PublishedTable(one, None, "r", 0, Terms(frozenset(), None)) for one in tables)
+        end = self.journal.reader.end
+        self.scheduler.set_membership(Membership(tuple(published), end, 0.0, end))
+
+    def change(self, changed: TableSchema) -> None:
+        """Have a change in the journal."""
+        end = self.journal.reader.end.value + 10
+        self.journal.flush(end, self.journal.segment(changed), schemas=(changed,))
+        self.scheduler.wake()
+
+    def wait_for_calls(self, call: str, of: TableSchema, times: int) -> None:
+        wait_for(
+            lambda: self.destination.called(call, str(of.name)) == times,
+            f"{call} of {of.name} for the {times}. time",
+            limit=LIMIT,
+        )
+
+    def names(self) -> list[str]:
+        return [one.name for one in self.scheduler.tables()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.destination.kept.set()
+    bench.scheduler.stop()
+
+
+def test_no_table_waits_for_the_maintenance_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.upkeep._QUIET_SECONDS", 0.0)
+    bench.publish(A, B)
+    bench.scheduler.start()
+    bench.change(A)
+    bench.wait_for_calls("maintain", A, 1)
+    for times in (1, 2, 3):
+        bench.change(B)
+        bench.wait_for_calls("write", B, times)
+    assert bench.destination.called("maintain", str(B.name)) == 0
+    bench.destination.kept.set()
+    bench.wait_for_calls("maintain", B, 1)
+
+
+def test_of_tables_that_are_due_at_once_one_is_maintained(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.upkeep._QUIET_SECONDS", 3600.0)
+    bench.publish(A, B)
+    bench.scheduler.start()
+    for one in (A, B):
+        bench.change(one)
+        bench.wait_for_calls("write", one, 1)
+    one, other = bench.scheduler.tables()
+
+    def make_due() -> None:
+        one.batches = other.batches = 64
+
+    wait_for(lambda: bench.scheduler.between_jobs(one, make_due), limit=LIMIT)
+    bench.scheduler.wake()
+    wait_for(lambda: any(call == "maintain" for call, _ in bench.destination.calls), limit=LIMIT)
+    for changed in (A, B):
+        bench.change(changed)
+    [busy] = [name for call, name in bench.destination.calls if call == "maintain"]
+    free = A if busy == str(B.name) else B
+    bench.wait_for_calls("write", free, 2)
+
+
+def test_a_table_that_leaves_while_the_store_is_away_is_let_go_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.scheduler._FORGET_PAUSE", 0.0)
+    bench.store.refusals = 3
+    bench.publish(B)  # a left while no pipeline ran
+    assert bench.store.refusals == 2
+    bench.scheduler.start()
+    bench.publish()
+    wait_for(lambda: bench.names() == [] or bench.failures, limit=LIMIT)
+    bench.publish()
+    assert bench.failures == []
+    assert bench.store.get_table_states() == {}
+
+
+def test_a_table_that_is_not_to_be_copied_is_not_emptied_when_it_comes_back(bench: Bench) -> None:
+    bench.publish(A, B)
+    bench.scheduler.start()
+    bench.publish(A)
+    wait_for(lambda: bench.names() == [str(A.name)], limit=LIMIT)
+    bench.publish(A, B)
+    wait_for(lambda: isinstance(bench.store.get_table_state(B.id), Errored), limit=LIMIT)
+    state = bench.store.get_table_state(B.id)
+    assert isinstance(state, Errored)
+    assert "table_sync_copy leaves it out" in state.reason
+    assert bench.destination.called("drop", str(B.name)) == 0
