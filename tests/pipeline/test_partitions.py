@@ -9,6 +9,7 @@ import pytest
 from penstock.pipeline.copier import Copier
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.catalog import published_tables
+from penstock.postgres.ddl_triggers import uninstall
 from penstock.postgres.preflight import preflight
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Partition
@@ -202,3 +203,27 @@ def test_a_snapshot_locks_nothing(replica: Replica, monkeypatch: pytest.MonkeyPa
     with replica.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
     assert locked == []
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_root_that_is_renamed_is_followed_under_its_new_name(
+    replica: Replica, announced: bool
+) -> None:
+    """Postgres does not tell of it, and goes on under the old name."""
+    replica.execute(
+        *(statement.format("parts") for statement in PARTS),
+        "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)",
+    )
+    with replica.pipeline() as pipeline:
+        pipeline.wait_until_ready(TIMEOUT)
+        replica.execute("INSERT INTO parts VALUES (5, 'n', 5)")
+        replica.expect(pipeline, "parts: SELECT * FROM parts")
+        if not announced:
+            uninstall(replica.source.connection)
+        replica.execute("ALTER TABLE parts RENAME TO named", "UPDATE named SET v = 7 WHERE id = 5")
+        replica.expect(pipeline, "named: SELECT * FROM named")
+        made = copies(replica.source, "named")
+        for number in range(10, 13):
+            replica.execute(f"INSERT INTO named VALUES ({number}, 'n', 1)")
+            replica.expect(pipeline, "named: SELECT * FROM named")
+        assert copies(replica.source, "named") == made

@@ -193,6 +193,10 @@ class Applier:
 
     def _apply(self, run: Run) -> None:
         visible = self._copy.visible if self._copy and run.start < self._copy.barrier else None
+        if not run.begins_version:
+            # Postgres goes on to send partitions under their root's old name. A name that the
+            # table has got back, it has in the catalog too, which the watch sees.
+            run = replace(run, schema=replace(run.schema, name=self.schema.name))
         files = tuple(self._context.journal.file(segment) for segment in run.segments)
         if not run.schema.same_shape(self.schema) or self._rewrites(run, visible):
             if visible is not None and precedes(run.schema, files, visible):
