@@ -212,6 +212,7 @@ def test_a_server_that_does_not_answer_times_out() -> None:
         "postgresql://127.0.0.1:1/sesame@127.0.0.1",
         "postgresql://shop:/sesame@127.0.0.1:1/shop",
         "postgresql://shop:1@127.0.0.1:1/sesame@127.0.0.1:1/shop",
+        "postgresql://shop:open@sesame/1@127.0.0.1",
     ],
 )
 def test_a_malformed_uri_does_not_show_its_password(uri: str) -> None:
@@ -226,7 +227,6 @@ def test_a_malformed_uri_does_not_show_its_password(uri: str) -> None:
     ("uri", "database"),
     [
         ("postgresql://{user}@{host}:{port}/till%40shop", "till@shop"),
-        ("postgresql://{user}:secret@{host}:{port}/till@shop", "till@shop"),
         ("postgresql://{user}:a%40b%2Fc@{host}:{port}/till", "till"),
         ("postgresql://{user}@{host}:{port},{host}:/till?password=a@b", "till"),
         ("dbname=till@shop user={user} host={host} port={port}", "till@shop"),

@@ -35,14 +35,9 @@ def _splits_the_password(uri: str, in_uri: dict[str, Any]) -> bool:
     if scheme not in ("postgresql", "postgres"):
         return False  # keywords and values, where nothing has to be encoded
     host, port = str(in_uri.get("host") or ""), str(in_uri.get("port") or "")
-    # As it is written: an encoded @ belongs to the database's name. So does a plain one
-    # where the password is elsewhere, unless a host and its database seem to follow.
+    # As it is written: an @ that belongs to the database's name can be encoded.
     database = rest.partition("/")[2].partition("?")[0]
-    return (
-        "@" in host
-        or re.fullmatch("[0-9,]*", port) is None
-        or ("@" in database and ("password" not in in_uri or "/" in database))
-    )
+    return "@" in host or "@" in database or re.fullmatch("[0-9,]*", port) is None
 
 
 def _refusal() -> PenstockError:
@@ -50,5 +45,5 @@ def _refusal() -> PenstockError:
         ErrorKind.CONFIG,
         "pg_connection.uri is not a connection string that libpq understands",
         hint="write postgresql://user:password@host:port/dbname, with @ : / % ? # in the"
-        " password percent-encoded, or give host, user and so on as separate settings",
+        " password, and @ in the name, percent-encoded, or give host, user and so on as separate settings",
     )
