@@ -104,6 +104,13 @@ class ValueType:
             self.kind is ValueKind.ARRAY and self.element is not None and self.element.is_text
         )
 
+    @property
+    def has_signed_zero(self) -> bool:
+        """Whether it holds a zero and another one below it, or lists of them."""
+        return self.kind in (ValueKind.FLOAT, ValueKind.DOUBLE) or (
+            self.element is not None and self.element.has_signed_zero
+        )
+
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"kind": str(self.kind)}
         if self.kind is ValueKind.DECIMAL:

@@ -51,6 +51,7 @@ def test_keys_become_literals_that_cannot_be_misread() -> None:
     assert statements.key_list(NOTES.key, [(1,), (-7,)]) == "`id` IN (1, -7)"
     texts = statements.key_list(NOTES.key, [("plain",), ("o'h",), ("☃\\",)])
     assert texts == ("`id` IN ('plain', decode(X'6f2768', 'UTF-8'), decode(X'e298835c', 'UTF-8'))")
+    assert "$" not in statements.key_list(NOTES.key, [("${env:HOME}",)])
     assert statements.key_list(LINES.key, [(1, "a"), (2, None)]) == (
         "(`order` <=> 1 AND `line` <=> 'a') OR (`order` <=> 2 AND `line` <=> NULL)"
     )

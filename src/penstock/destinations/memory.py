@@ -6,7 +6,6 @@ tells it, and a change that is there already is not applied again.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -173,11 +172,5 @@ def _hashable(value: Any) -> Any:
 
 
 def _same(row: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    # NaN equals itself here, as it does in Postgres.
-    return all(
-        row[name] == value or (_is_nan(row[name]) and _is_nan(value)) for name, value in old.items()
-    )
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+    # As they are written: NaN equals itself, as it does in Postgres, and -0 is not 0.
+    return all(repr(row[name]) == repr(value) for name, value in old.items())

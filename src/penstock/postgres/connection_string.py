@@ -45,5 +45,6 @@ def _refusal() -> PenstockError:
         ErrorKind.CONFIG,
         "pg_connection.uri is not a connection string that libpq understands",
         hint="write postgresql://user:password@host:port/dbname, with @ : / % ? # in the"
-        " password, and @ in the name, percent-encoded, or give host, user and so on as separate settings",
+        " password, and @ in the name, percent-encoded, or give host, user and so on as"
+        " separate settings",
     )

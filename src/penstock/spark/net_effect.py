@@ -114,7 +114,7 @@ def net_effect(batch: ChangeBatch) -> NetEffect:
             table=table.name,
             position=batch.end,
         )
-    return NetEffect(table, truncated, _tallied(changes), False, False, counts)
+    return NetEffect(table, truncated, _tallied(table, changes), False, False, counts)
 
 
 def _after_truncate(changes: DataFrame) -> tuple[bool, DataFrame]:
@@ -281,7 +281,15 @@ def _with_old_key(table: TableSchema) -> Column:
     return F.when(F.col("op") != "d", F.struct(*fields))
 
 
-def _tallied(changes: DataFrame) -> DataFrame:
+def signs(table: TableSchema, row: str) -> Column:
+    """What tells rows apart that Spark takes for equal: it makes no difference between the zeros
+    of a float, and gives one for the other where it groups by them."""
+    floats = [c for c in table.columns if c.type.has_signed_zero]
+    texts = [F.col(f"{row}.{quoted(c.name)}").cast("string") for c in floats]
+    return F.array(*texts).cast("array<string>")
+
+
+def _tallied(table: TableSchema, changes: DataFrame) -> DataFrame:
     """How many of each distinct row come or go."""
     gone = F.struct(F.col("before").alias("row"), F.lit(-1).cast("long").alias("change"))
     come = F.struct(F.col("after").alias("row"), F.lit(1).cast("long").alias("change"))
@@ -292,7 +300,8 @@ def _tallied(changes: DataFrame) -> DataFrame:
     )
     return (
         changes.select(F.explode(parts).alias("part"))
-        .groupBy("part.row")
-        .agg(F.sum("part.change").alias("change"))
+        .groupBy(F.col("part.row").alias("same"), signs(table, "part.row").alias("signs"))
+        .agg(F.first("part.row").alias("row"), F.sum("part.change").alias("change"))
         .where("change != 0")
+        .select("row", "change")
     )

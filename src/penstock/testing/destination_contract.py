@@ -21,6 +21,7 @@ In the test modules that use it, or their `conftest.py`, before importing it:
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,17 +32,18 @@ import pytest
 
 from penstock.destinations.base import Destination
 from penstock.errors import PenstockError
-from penstock.schema import STRING, ReplicaIdentity, TableSchema
+from penstock.schema import ReplicaIdentity, TableSchema
 from penstock.states import VisibleXids
 from penstock.testing.sample_tables import (
     EXTREME,
-    ID,
     KEYLESS,
     LINES,
     NOTES,
     ODD,
+    SIZES,
     TYPES,
     TYPICAL,
+    WORDS,
     line,
     note,
 )
@@ -171,17 +173,25 @@ class DestinationContract(ABC):
         assert lines.rows == [("a", 1, "changed"), ("o'h\\☃", 3, "odd")]
 
     def test_a_text_key(self, stage: Callable[[TableSchema], Stage]) -> None:
-        words = stage(
-            replace(
-                NOTES,
-                columns=(replace(ID, type=STRING), *NOTES.columns[1:]),
-            )
-        )
+        words = stage(WORDS)
         keys = ["a", "o'h", "back\\slash", "☃", "", 'quo"te', "line\nbreak", "`tick`", "%"]
         words.copy([{"id": key, "note": "old", "rank": 1} for key in keys])
         words.apply([update({"id": key, "note": "new", "rank": 2}) for key in keys[:-1]])
         words.apply([delete({"id": key}) for key in keys[1:-2]])
         assert words.rows == [("%", "old", 1), ("`tick`", "new", 2), ("a", "new", 2)]
+
+    def test_a_text_key_is_not_taken_for_a_variable(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        """Spark puts in what is in the environment, where it is let."""
+        words = stage(WORDS)
+        home, variable = os.environ.get("HOME", "/"), "${env:HOME}"
+        words.copy([{"id": home, "note": "home", "rank": 1}])
+        words.apply([insert({"id": variable, "note": "a", "rank": 1}), delete({"id": "none"})])
+        words.apply([update({"id": variable, "note": None, "rank": 2}, unchanged=["note"])])
+        assert words.rows == [(variable, "a", 2), (home, "home", 1)]
+        words.apply([delete({"id": variable})])
+        assert words.rows == [(home, "home", 1)]
 
     def test_a_key_that_should_not_be_there_is_replaced(self, notes: Stage) -> None:
         """The publication leaves deletes out, and the key came again."""
@@ -273,6 +283,19 @@ class DestinationContract(ABC):
         assert log.rows == [(1, "a", None), (1, "b", None), (2, None, None), (3, "c", 4)]
         log.apply([truncate(), insert(note(5)), insert(note(5)), delete(note(5))])
         assert log.rows == [(5, None, None)]
+
+    def test_rows_without_a_key_are_told_apart_by_the_sign_of_a_zero(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        log = stage(SIZES)
+        below, zero, other = ({"size": n, "sizes": [n, 1.0]} for n in (-0.0, 0.0, 2.0))
+        log.copy([zero, zero, zero, below, other])
+        log.apply([update(below, zero)])
+        assert [str(size) for size, _ in log.rows] == ["-0.0", "-0.0", "0.0", "0.0", "2.0"]
+        log.apply([delete(below), delete(zero), insert(below), delete(below)])
+        assert repr(log.rows) == "[(-0.0, [-0.0, 1.0]), (0.0, [0.0, 1.0]), (2.0, [2.0, 1.0])]"
+        log.apply([truncate(), insert(zero), insert(below), update(below, zero)])
+        assert repr(log.rows) == "[(-0.0, [-0.0, 1.0]), (-0.0, [-0.0, 1.0])]"
 
     # Where a copy and the stream meet, and what a crash leaves.
 

@@ -28,6 +28,7 @@ NOTES = TableSchema(
     TableName("public", "notes"),
     (ID, ColumnSchema("note", 2, STRING, 25), ColumnSchema("rank", 3, LONG, 20)),
 )
+WORDS = replace(NOTES, columns=(replace(ID, type=STRING), *NOTES.columns[1:]))
 LINES = TableSchema(
     TableId(16_385),
     TableName("public", "lines"),
@@ -43,6 +44,17 @@ KEYLESS = replace(
     name=TableName("public", "log"),
     identity=ReplicaIdentity.FULL,
     columns=(replace(ID, key_position=None, nullable=True), *NOTES.columns[1:]),
+)
+
+DOUBLE = ValueType(ValueKind.DOUBLE)
+SIZES = TableSchema(
+    TableId(16_389),
+    TableName("public", "sizes"),
+    (
+        ColumnSchema("size", 1, DOUBLE, 701),
+        ColumnSchema("sizes", 2, ValueType(ValueKind.ARRAY, element=DOUBLE), 1022),
+    ),
+    ReplicaIdentity.FULL,
 )
 
 

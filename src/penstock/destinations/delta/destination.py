@@ -109,7 +109,7 @@ class DeltaDestination(Destination):
         return self._started
 
     def _new_session(self) -> SparkSession:
-        return (self.spark or self._context.spark).newSession()
+        return statements.verbatim((self.spark or self._context.spark).newSession())
 
     # Copies.
 
@@ -125,6 +125,7 @@ class DeltaDestination(Destination):
         require_distinct_names(table)
         mark = Mark(self._context.pipeline_id, table.id, rows.id)
         with explained(table.name, path):
+            statements.verbatim(rows.session)
             if self.mode == "history":
                 self._add_copy(table, rows, path, mark)
             elif not self._take_over(table, rows, path, mark):
@@ -214,7 +215,7 @@ class DeltaDestination(Destination):
         with explained(table.name, path, batch.end):
             mark = Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end)
             self._require_table(table, path, mark)
-            mark.sign(batch.session)
+            mark.sign(statements.verbatim(batch.session))
             _repeated(table, lambda: self._write_batch(batch, path))
         self._backlog.add(table.id)
         return WriteStatus.DURABLE

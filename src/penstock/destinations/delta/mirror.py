@@ -8,6 +8,9 @@ Small batches are about latency: every Spark job saved counts, so they are reduc
 by one task and never cached. Large ones are about work: their reduction is
 computed once and kept, and the statistics choose between deletion vectors (few
 rows in many files) and rewriting (many rows).
+
+What is broadcast is collected on the driver first, and a table's values can be larger
+than that: keys and hashes are broadcast, never rows.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ SMALL_MERGE = 20_000
 _ONE_FILE_ROWS = 200_000
 _REWRITE_SHARE = 0.2
 _SOURCE = "penstock_source"
+_FILE_FACTOR = "spark.sql.sources.fileCompressionFactor"
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ class Mirror:
 
     def apply(self) -> None:
         # Planning anew after each stage makes a job of each: only large batches repay it.
-        small = self.counts.total <= SMALL_MERGE
-        self.session.conf.set("spark.sql.adaptive.enabled", "false" if small else "true")
+        self.session.conf.set("spark.sql.adaptive.enabled", "false" if self._small else "true")
+        self.session.conf.unset(_FILE_FACTOR)
         effect = self.batch.net_effect()
         if effect.truncated:
             self._write(_upserted(effect), "overwrite")
@@ -71,6 +75,10 @@ class Mirror:
             self._apply_small(effect)
         else:
             self._apply_large(effect)
+
+    @property
+    def _small(self) -> bool:
+        return self.counts.total <= SMALL_MERGE
 
     def _write(self, rows: DataFrame, mode: str, **options: str) -> None:
         if self.counts.total <= _ONE_FILE_ROWS:
@@ -89,10 +97,13 @@ class Mirror:
         from pyspark.sql import functions as F  # noqa: N812
 
         rows = effect.rows
-        misses = F.size("missing") > 0 if effect.may_miss else F.lit(False)
-        found = rows.select("key", "new", misses).collect()
-        if any(missing for _, _, missing in found):
-            rows = self._with_own_values(rows)
+        origin = F.when(F.size("missing") > 0, F.col("origin")) if effect.may_miss else F.lit(None)
+        found = rows.select("key", "new", origin).collect()
+        origins = [origin for _, _, origin in found if origin is not None]
+        if origins:
+            own = self._own_rows(statements.key_list(self.table.key, origins))
+            # To the one task that reduces the batch.
+            rows = self._filled(rows, own.repartition(1))
         upserted = _upserted(effect, rows)
         if all(new for _, new, _ in found):
             self._write(upserted, "append")
@@ -119,7 +130,7 @@ class Mirror:
         from pyspark.sql import functions as F  # noqa: N812
 
         if effect.may_miss and any(segment.key_changes for segment in self.batch.segments):
-            rows = self._with_own_values(rows)
+            rows = self._with_moved_values(rows)
         columns = [
             F.col(f"key.{statements.quoted(c.name)}").alias(f"k{n}")
             for n, c in enumerate(self.table.key)
@@ -131,14 +142,20 @@ class Mirror:
         self._choose_vectors()
         # The source is computed once already, and the same each time it is asked for.
         self.session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
-        self.session.sql(
+        self._run(
             statements.merge(self.table, self.path, _SOURCE, self._key_range(), effect.may_miss)
         )
+
+    def _run(self, merge: str) -> None:
+        # Files are many times smaller than their values can be in memory, and Spark broadcasts
+        # a table whose files are small. The source's size has been judged before.
+        self.session.conf.set(_FILE_FACTOR, "1000")
+        self.session.sql(merge)
 
     def _choose_vectors(self) -> None:
         """Mark rows as deleted, or rewrite their files where a good part of them would be."""
         rewrite = False
-        if self.counts.total > SMALL_MERGE:
+        if not self._small:
             detail = self.session.sql(f"DESCRIBE DETAIL {statements.table_at(self.path)}")
             size = detail.select("sizeInBytes").head()
             touched = sum(segment.bytes for segment in self.batch.segments)
@@ -157,23 +174,36 @@ class Mirror:
 
     # Values that Postgres did not resend.
 
-    def _with_own_values(self, rows: DataFrame) -> DataFrame:
-        """Fill in what is missing with the mirror's values, from under their origin's key."""
+    def _own_rows(self, where: str = "true") -> DataFrame:
+        """The mirror's rows by their keys, apart from each other's names."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        own = self.session.read.format("delta").load(self.path)
-        own = own.select(
-            F.struct(*[F.col(statements.quoted(c.name)) for c in self.table.key]).alias("own_key"),
-            F.struct("*").alias("own"),
-        )
-        wanted = rows.where("size(missing) > 0").select("origin").distinct()
-        found = F.broadcast(
-            own.join(F.broadcast(wanted), F.col("own_key").eqNullSafe(F.col("origin"))).select(
-                "own_key", "own"
-            )
-        )
+        key = F.struct(*[F.col(statements.quoted(c.name)) for c in self.table.key])
+        own = self.session.read.format("delta").load(self.path).where(where)
+        return own.select(key.alias("own_key"), F.struct("*").alias("own"))
+
+    def _with_moved_values(self, rows: DataFrame) -> DataFrame:
+        """Fill in what is missing in rows that stand under another key in the mirror.
+
+        In the others MERGE keeps what is there.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        moved = (F.size("missing") > 0) & ~F.col("origin").eqNullSafe(F.col("key"))
+        wanted = self._light(rows.where(moved).select("origin"))
+        # Of a semi join the left side is not broadcast, whatever its size is taken for.
+        same = F.col("own_key").eqNullSafe(F.col("origin"))
+        own = self._own_rows().join(wanted, same, "left_semi")
+        filled = self._filled(rows.where(moved), own).localCheckpoint()
+        return rows.where(~moved).select(filled.columns).unionByName(filled)
+
+    def _filled(self, rows: DataFrame, own: DataFrame) -> DataFrame:
+        """Fill in what is missing from the mirror's own rows, each under its origin's key."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        same = F.col("origin").eqNullSafe(F.col("own_key"))
+        joined = rows.join(own.hint("merge"), same, "left")
         incomplete = F.size("missing") > 0
-        joined = rows.join(found, incomplete & F.col("origin").eqNullSafe(F.col("own_key")), "left")
         lost = F.raise_error(
             F.concat(F.lit(statements.LOST_VALUE), F.lit(" "), F.concat_ws(", ", "missing"))
         )
@@ -192,6 +222,12 @@ class Mirror:
             F.array().cast("array<string>").alias("missing"),
         )
 
+    def _light(self, wanted: DataFrame) -> DataFrame:
+        """Keys or hashes to look for: they go to where the table is read, where they are few."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.broadcast(wanted) if self._small else wanted
+
     # Tables without a key.
 
     def _apply_tally(self, effect: NetEffect) -> None:
@@ -199,20 +235,11 @@ class Mirror:
 
         rows = effect.rows.persist()
         try:
-            if rows.where("change < 0").isEmpty():
+            shrunk = rows.where("change < 0")
+            if shrunk.isEmpty():
                 self._write(_repeated(rows.select("row", "change")), "append")
                 return
-            own = self.session.read.format("delta").load(self.path)
-            shrunk = F.broadcast(rows.where("change < 0").withColumnRenamed("row", "wanted"))
-            left = (
-                own.select(F.struct("*").alias("own"))
-                .join(shrunk, F.col("own").eqNullSafe(F.col("wanted")))
-                .groupBy("wanted", "change")
-                .agg(F.count("*").alias("there"))
-                .select(
-                    F.col("wanted").alias("row"), (F.col("there") + F.col("change")).alias("change")
-                )
-            )
+            left = self._left_of(shrunk)
             found, fewest = left.agg(F.count("*"), F.min("change")).head() or (0, None)
             lacking = self.batch.exact and found < shrunk.count()
             if lacking or (fewest is not None and fewest < 0):
@@ -223,12 +250,40 @@ class Mirror:
                     table=self.table.name,
                     position=self.batch.end,
                 )
-            gone = rows.where("change < 0").select(F.lit(True).alias("gone"), *_flat(self.table))
+            gone = shrunk.select(F.lit(True).alias("gone"), *_flat(self.table))
             come = _repeated(left.unionByName(rows.where("change > 0")), flat=self.table)
             gone.unionByName(come.withColumn("gone", F.lit(False))).createOrReplaceTempView(_SOURCE)
-            self.session.sql(statements.merge_counts(self.table, self.path, _SOURCE))
+            self._run(statements.merge_counts(self.table, self.path, _SOURCE))
         finally:
             rows.unpersist()
+
+    def _left_of(self, shrunk: DataFrame) -> DataFrame:
+        """How many of the rows are left in the mirror that become fewer."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from penstock.spark.net_effect import signs
+
+        names = [statements.quoted(column.name) for column in self.table.columns]
+        wanted = shrunk.select(
+            F.xxhash64(*[F.col(f"row.{name}") for name in names]).alias("wanted_hash"),
+            F.col("row").alias("wanted"),
+            "change",
+        )
+        own = self.session.read.format("delta").load(self.path)
+        own = own.select(F.xxhash64(*names).alias("own_hash"), F.struct(*names).alias("own"))
+        # Most of the mirror is told apart by hashes alone, where it is read.
+        same_hash = F.col("own_hash") == F.col("wanted_hash")
+        near = own.join(self._light(wanted.select("wanted_hash")), same_hash, "left_semi")
+        if self._small:
+            near = near.repartition(1)
+        own_signs, wanted_signs = signs(self.table, "own"), signs(self.table, "wanted")
+        same = F.col("own").eqNullSafe(F.col("wanted")) & own_signs.eqNullSafe(wanted_signs)
+        return (
+            near.join(wanted.hint("merge"), same_hash & same)
+            .groupBy(F.col("wanted").alias("same"), wanted_signs.alias("signs"), "change")
+            .agg(F.first("wanted").alias("row"), F.count("*").alias("there"))
+            .select("row", (F.col("there") + F.col("change")).alias("change"))
+        )
 
 
 def _upserted(effect: NetEffect, rows: DataFrame | None = None) -> DataFrame:

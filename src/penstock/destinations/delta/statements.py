@@ -8,10 +8,24 @@ a user's column can meet one of ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.schema import ColumnSchema, TableSchema, ValueKind
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _INTEGERS = frozenset({ValueKind.SHORT, ValueKind.INTEGER, ValueKind.LONG})
+
+
+def verbatim(session: SparkSession) -> SparkSession:
+    """Let Spark read the SQL of `session` as it is written.
+
+    Left to itself it puts values in for `${env:HOME}` and the like, within quotes too: another
+    name or key would be meant, and what is in the environment come into an error.
+    """
+    session.conf.set("spark.sql.variable.substitute", "false")
+    return session
 
 
 def quoted(name: str) -> str:
@@ -28,7 +42,7 @@ def text_literal(text: str) -> str:
 
 
 def _risky(text: str) -> bool:
-    return not (text.isascii() and text.isprintable()) or "'" in text or "\\" in text
+    return not (text.isascii() and text.isprintable()) or any(c in text for c in "'\\$")
 
 
 def can_list(key: Sequence[ColumnSchema]) -> bool:
@@ -99,6 +113,11 @@ def merge_counts(table: TableSchema, path: str, source: str) -> str:
     """Apply a keyless source: rows with `gone` leave, all of them; the others come."""
     condition = ["s.gone"] + [
         f"t.{quoted(column.name)} <=> s.c{n}" for n, column in enumerate(table.columns)
+    ]
+    condition += [
+        f"CAST(t.{quoted(column.name)} AS STRING) <=> CAST(s.c{n} AS STRING)"
+        for n, column in enumerate(table.columns)
+        if column.type.has_signed_zero
     ]
     names = ", ".join(quoted(column.name) for column in table.columns)
     values = ", ".join(f"s.c{n}" for n in range(len(table.columns)))
