@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,23 @@ def test_a_name_is_not_taken_for_a_variable(
 
 def broadcast(spark: Any, stage: Stage, changes: list[Change]) -> set[str]:
     """The columns that are broadcast while a batch is written."""
-    bus = spark.sparkContext._jsc.sc().listenerBus()
-    store = spark._jsparkSession.sharedState().statusStore()
-    bus.waitUntilEmpty()
-    before = store.executionsCount()
+    before = {number for number, _ in _plans(spark)}
     stage.apply(changes)
-    bus.waitUntilEmpty()
-    plans = store.executionsList(before, 1000).iterator()
     found: set[str] = set()
-    while plans.hasNext():
-        plan = plans.next().physicalPlanDescription()
-        for columns in re.findall(r"\) BroadcastExchange\nInput \[\d+\]: \[(.*)\]", plan):
-            found.update(re.findall(r"([^ ,]+)#\d+", columns))
+    for number, plan in _plans(spark):
+        if number not in before:
+            for columns in re.findall(r"\) BroadcastExchange\nInput \[\d+\]: \[(.*)\]", plan):
+                found.update(re.findall(r"([^ ,]+)#\d+", columns))
     return found
+
+
+def _plans(spark: Any) -> Iterator[tuple[int, str]]:
+    """The numbers and plans of what Spark has run; it keeps those of the last ones."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList().iterator()
+    while executions.hasNext():
+        execution = executions.next()
+        yield execution.executionId(), execution.physicalPlanDescription()
 
 
 LOG = {"path", "stats", "dvFilePath", "deletionVectorId"}
