@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -37,7 +36,7 @@ from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync_directory
 from penstock.journal.manifest import Manifest, SegmentRef
 from penstock.journal.partitions import SentPartitions
-from penstock.journal.retirement import plan_retirement
+from penstock.journal.retirement import count_up_to, plan_retirement
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 
@@ -199,7 +198,7 @@ class Journal:
         """The flushes with something of a table that end behind `after`, oldest first."""
         with self._lock:
             flushes = self._flushes.get(table_id, [])
-            return flushes[_count_up_to(flushes, after) :]
+            return flushes[count_up_to(flushes, after) :]
 
     def held_back(self, table_id: TableId, after: Lsn = ZERO_LSN) -> int:
         """How many manifests have to stay for what a table has behind `after`."""
@@ -207,7 +206,7 @@ class Journal:
             pending = self.pending(table_id, after)
             if not pending:
                 return 0
-            return len(self._manifests) - _count_up_to(self._manifests, pending[0].end) + 1
+            return len(self._manifests) - count_up_to(self._manifests, pending[0].end) + 1
 
     def first_cursor(self, table_id: TableId) -> Lsn:
         """The earliest cursor that can be served: before everything that is here of a table."""
@@ -291,7 +290,7 @@ class Journal:
                 self._checkpoint = checkpoint
                 del self._manifests[: len(goes.manifests)]
                 for table_id, flushes in self._flushes.items():
-                    del flushes[: _count_up_to(flushes, self._dropped(table_id))]
+                    del flushes[: count_up_to(flushes, self._dropped(table_id))]
         for manifest in goes.manifests:
             self._manifest_path(manifest.number).unlink(missing_ok=True)
         for segment in goes.segments:
@@ -370,8 +369,3 @@ class Journal:
                     tuple(announced[table_id]),
                 )
                 self._flushes.setdefault(table_id, []).append(flush)
-
-
-def _count_up_to(ordered: Sequence[Manifest] | Sequence[TableFlush], position: Lsn) -> int:
-    """How many of them end at `position` or before."""
-    return bisect_right(ordered, position, key=lambda each: each.end)

@@ -31,6 +31,11 @@ class Retirement:
     dropped: Mapping[TableId, Lsn]
 
 
+def count_up_to(ordered: Sequence[Manifest] | Sequence[TableFlush], position: Lsn) -> int:
+    """How many of them end at `position` or before."""
+    return bisect_right(ordered, position, key=lambda each: each.end)
+
+
 def plan_retirement(
     manifests: Sequence[Manifest],
     flushes: Mapping[TableId, Sequence[TableFlush]],
@@ -48,7 +53,7 @@ def plan_retirement(
     dropped = dict(dropped)
     for table_id, position in passed.items():
         here = flushes.get(table_id, ())
-        over = here[: bisect_right(here, min(position, end), key=lambda flush: flush.end)]
+        over = here[: count_up_to(here, min(position, end))]
         if over:
             segments += (segment for flush in over for segment in flush.segments)
             dropped[table_id] = over[-1].end

@@ -107,8 +107,8 @@ class PipelineTable:
         applier = self._applier
         if applier is None or isinstance(state, SyncDone):
             return Job.APPLY
-        upkeep_due = isinstance(state, Ready) and self._upkeep.due(self.batches, self._worked_at)
-        if may_maintain and upkeep_due:
+        may_maintain = may_maintain and isinstance(state, Ready)
+        if may_maintain and self._upkeep.due(self.batches, self._worked_at):
             return Job.MAINTAIN
         return Job.APPLY if applier.has_work or self._drifted or self._standing.broken else None
 
