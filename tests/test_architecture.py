@@ -19,7 +19,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 
-BASE = {"schema", "events", "states", "errors", "config", "yaml_file", "failpoints"}
+BASE = {"schema", "events", "states", "errors", "config", "yaml_file", "failpoints", "signals"}
 POSTGRES = BASE | {"postgres"}
 JOURNAL = POSTGRES | {"journal"}
 SPARK = JOURNAL | {"spark"}
@@ -133,6 +133,17 @@ def test_a_room_that_knows_nothing_of_spark_loads_none(room: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_signal_handlers_are_put_in_one_place() -> None:
+    """Others would take locks in them (`Event.set`), and now and then wait for themselves.
+
+    The demo's only raises, and what it raises ends the demo.
+    """
+    places = {
+        str(path.relative_to(SOURCE)) for path in modules() if "signal.signal(" in path.read_text()
+    }
+    assert places == {"signals.py", "cli/demo.py"}
 
 
 def test_the_check_sees_relative_nested_and_package_imports(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
-"""A receiver that runs in a thread, and questions to ask of what it wrote."""
+"""Receivers, in a thread or in a process of their own, and questions to ask of what they wrote."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.journal.journal import Journal
 from penstock.journal.receiver import Receiver
+from penstock.pipeline.receiver_process import COMMAND, revealed
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
 from penstock.testing.replay import journaled_changes, replay
 from penstock.testing.waiting import wait_for
@@ -31,6 +36,11 @@ class Running:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self.begin()
+        wait_for(lambda: self.error is not None or not self.journal.empty)
+
+    def begin(self) -> None:
+        """Start it, whether or not it comes to its slot soon."""
         self._stop.clear()
 
         def run() -> None:
@@ -41,13 +51,33 @@ class Running:
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
-        wait_for(lambda: self.error is not None or not self.journal.empty)
 
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         wait_for(lambda: not self._slot_active())
+
+    @contextmanager
+    def process(
+        self, failpoint: str = "", stderr: int | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """One in a process of its own, as a pipeline starts it."""
+        child = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | {"PENSTOCK_FAILPOINT": failpoint},
+        )
+        assert child.stdin is not None
+        with child:
+            try:
+                child.stdin.write(json.dumps(revealed(self.config)).encode() + b"\n")
+                child.stdin.flush()
+                yield child
+            finally:
+                child.kill()
 
     def _slot_active(self) -> bool:
         row = self.connection.execute(

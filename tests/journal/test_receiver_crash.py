@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from penstock.pipeline.receiver_process import revealed
 from penstock.pipeline.slot_recovery import recover_lost_slot
 from penstock.stores import MemoryStore
 
@@ -32,31 +33,16 @@ recover_lost_slot(config, store, journal)
 """
 
 
-def configuration(running: Any) -> bytes:
-    config = running.config.model_dump(mode="json")
-    config["pg_connection"] = running.config.pg_connection.parameters()
-    return json.dumps(config).encode() + b"\n"
-
-
 def run_until_killed(
     running: Any, failpoint: str, meanwhile: Callable[[int], None] = lambda number: None
 ) -> None:
     """Start a receiver process that dies at `failpoint`; call `meanwhile` until it has."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "penstock.journal.receiver"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PENSTOCK_FAILPOINT": failpoint},
-    )
-    assert child.stdin is not None
-    child.stdin.write(configuration(running))
-    child.stdin.flush()
     number = 0
-    while child.poll() is None:
-        number += 1
-        meanwhile(number)
-    assert child.wait() == -signal.SIGKILL
-    child.stdin.close()
+    with running.process(failpoint) as child:
+        while child.poll() is None:
+            number += 1
+            meanwhile(number)
+        assert child.returncode == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -111,7 +97,7 @@ def test_a_journal_begins_anew_also_when_its_discarding_was_killed(stopped: Any)
         running.execute(f"SELECT pg_drop_replication_slot('{running.config.slot_name}')")
         child = subprocess.run(
             [sys.executable, "-c", RECOVERY],
-            input=configuration(running),
+            input=json.dumps(revealed(running.config)).encode(),
             env=os.environ | {"PENSTOCK_FAILPOINT": step},
             check=False,
         )

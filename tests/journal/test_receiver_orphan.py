@@ -1,49 +1,39 @@
-"""A receiver process whose pipeline has died goes quietly, whatever it was doing."""
+"""A receiver's process whose pipeline has died ends quietly, whatever it was doing."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import Database
+from tests.journal.conftest import StartReceiver
+
 
 @pytest.fixture
-def orphan(receiver: Any, database: Any) -> subprocess.Popen[bytes]:
+def child(receiver: StartReceiver, database: Database) -> Iterator[subprocess.Popen[bytes]]:
     """A receiver process that has not read its configuration yet."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
     running = receiver()
     running.stop()
-    config = running.config.model_dump(mode="json")
-    config["pg_connection"] = running.config.pg_connection.parameters()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "penstock.journal.receiver"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    with running.process(stderr=subprocess.PIPE) as process:
+        yield process
+
+
+def test_one_that_nobody_listens_to_ends_without_a_trace(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdout is not None
+    child.stdout.close()
+    assert child.wait(60) == 0
+    assert child.stderr is not None
+    assert b"Traceback" not in child.stderr.read()
+
+
+def test_one_whose_input_ends_stops(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin is not None
-    child.stdin.write(json.dumps(config).encode() + b"\n")
-    child.stdin.flush()
-    return child
-
-
-def test_a_receiver_that_nobody_listens_to_ends_without_a_trace(
-    orphan: subprocess.Popen[bytes],
-) -> None:
-    assert orphan.stdout is not None
-    orphan.stdout.close()
-    assert orphan.wait(60) == 0
-    assert orphan.stderr is not None
-    assert b"Traceback" not in orphan.stderr.read()
-
-
-def test_a_receiver_whose_input_ends_stops(orphan: subprocess.Popen[bytes]) -> None:
-    assert orphan.stdin is not None
-    assert orphan.stdout is not None
-    assert json.loads(orphan.stdout.readline())["event"] == "streaming"
-    orphan.stdin.close()
-    assert orphan.wait(60) == 0
+    assert child.stdout is not None
+    assert json.loads(child.stdout.readline())["event"] == "streaming"
+    child.stdin.close()
+    assert child.wait(60) == 0

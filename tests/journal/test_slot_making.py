@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,7 +23,6 @@ from penstock.postgres.slots import SlotInfo, slot_info, waited_for
 from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 from tests.journal.conftest import Running
-from tests.journal.test_receiver_crash import configuration
 
 SOON = 20.0
 
@@ -71,42 +68,20 @@ def is_being_made(running: Running) -> bool:
 @contextmanager
 def waiting_process(running: Running) -> Iterator[subprocess.Popen[bytes]]:
     """A receiver's process that waits for its slot."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "penstock.journal.receiver"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ,
-    )
-    assert child.stdin is not None
-    with child:
-        try:
-            child.stdin.write(configuration(running))
-            child.stdin.flush()
-            wait_for(lambda: is_being_made(running) or child.poll() is not None)
-            assert child.returncode is None, "it did not come to its slot"
-            yield child
-        finally:
-            child.kill()
+    with running.process() as child:
+        wait_for(lambda: is_being_made(running) or child.poll() is not None)
+        assert child.returncode is None, "it did not come to its slot"
+        yield child
 
 
 @contextmanager
 def receiver_thread(running: Running) -> Iterator[None]:
     """A receiver that need not have come to its slot when this begins."""
-    stop = threading.Event()
-
-    def run() -> None:
-        try:
-            Receiver(running.config, running.events.append).run(stop)
-        except BaseException as error:
-            running.error = error
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    running.begin()
     try:
         yield
     finally:
-        stop.set()
-        thread.join()
+        running.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
-from types import FrameType
 
 import psutil
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from penstock.signals import SignalRelay
 
 
 class StopRequest:
@@ -25,17 +23,13 @@ class StopRequest:
     def __init__(self, farewell: str) -> None:
         self.asked = threading.Event()
         self._farewell = farewell
+        self.install = SignalRelay(self._act).install
 
-    def install(self) -> None:
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _act(self, number: int) -> None:
         if self.asked.is_set():
             end_children()
             os._exit(128 + number)
         self.asked.set()
-        # Not through logging: the thread interrupted here may be inside it.
         os.write(2, f"{self._farewell}; once more to stop at once\n".encode())
 
 

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -39,6 +38,7 @@ from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import Session, abort, connect
 from penstock.postgres.replication import ReplicationStream, UnexplainedError, unsendable
 from penstock.schema import ZERO_LSN, Lsn
+from penstock.signals import SignalRelay
 
 logger = logging.getLogger(__name__)
 
@@ -204,8 +204,7 @@ def main() -> int:
         except BrokenPipeError:
             stop.set()  # nobody listens any more: the parent is gone
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    SignalRelay(lambda _: stop.set()).install()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     config = PipelineConfig.model_validate_json(sys.stdin.readline())
 

@@ -1,0 +1,34 @@
+"""Signals, acted upon outside the code that they interrupt.
+
+A handler runs in the main thread between any two of its instructions: also while that
+thread holds a lock, or is in the handler already. Whatever takes a lock (`Event.set`,
+logging) may then wait for itself, for ever. So the handler only passes the signal on,
+by a queue that is made for this, to a thread that may do as it likes.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SignalRelay:
+    """Calls `act` with the number of each stop signal, one after the other, in its own thread."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self._act = act
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="signals", daemon=True).start()
+
+    def install(self) -> None:
+        """Take the signals; again when somebody else has put a handler in place of ours."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda number, _: self._came.put(number))
+
+    def _run(self) -> None:
+        while True:
+            self._act(self._came.get())
