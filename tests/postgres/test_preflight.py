@@ -21,6 +21,7 @@ from penstock.postgres.connection import Session, connect, server_version
 from penstock.postgres.copy import CtidRange, copy_range
 from penstock.postgres.preflight import Finding, Severity, preflight, require
 from penstock.postgres.preflight.identity import require_old_rows
+from penstock.postgres.slots import waited_for
 from penstock.testing import EmbeddedPostgres
 from penstock.testing.waiting import wait_for
 
@@ -323,6 +324,28 @@ def test_a_slot_in_use(shop: Session, source: PgConnection) -> None:
         assert finding.problem == f"is in use by server process {pid} (penstock_receiver)"
         shop.execute(finding.remedy.encode())
         assert errors(preflight(config(source), slot_patience=30)) == []
+
+
+def test_a_slot_that_a_killed_receiver_has_left_half_made(
+    shop: Session, source: PgConnection
+) -> None:
+    """The receiver uses it when it is there, so the pipeline may start."""
+    with (
+        closing(connect(source, "writer")) as writer,
+        closing(connect(source, "receiver", replication=True)) as stream,
+    ):
+        writer.execute("BEGIN; INSERT INTO shop.customers VALUES (1, 'a')")
+        stream.pgconn.send_query(
+            f"CREATE_REPLICATION_SLOT {SLOT} LOGICAL pgoutput NOEXPORT_SNAPSHOT".encode()
+        )
+        wait_for(lambda: waited_for(shop, SLOT))
+        findings = preflight(config(source), slot_patience=600)
+        assert errors(findings) == []
+        finding = about(findings, f"slot {SLOT}")
+        assert f"(of server process {writer.info.backend_pid})" in finding.problem
+        shop.execute(finding.remedy.encode())
+        wait_for(lambda: not stream.pgconn.consume_input() and not stream.pgconn.is_busy())
+        assert subjects(preflight(config(source))).isdisjoint({f"slot {SLOT}"})
 
 
 @pytest.mark.parametrize("behavior", ["error", "recreate"])

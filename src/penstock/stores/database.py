@@ -97,6 +97,20 @@ class Database:
                 connection.execute(_SAFE_COMMIT)
             yield connection
 
+    @contextmanager
+    def decoding(self, what: str, pipeline_id: str) -> Iterator[None]:
+        """While what was read is made sense of."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            raise PenstockError(
+                ErrorKind.STORE,
+                f"{what} of pipeline {pipeline_id} in the store {self.place} "
+                f"cannot be understood: {error!r}",
+                hint="it was changed by hand or written by a newer release; "
+                "restore the store, or upgrade penstock",
+            ) from error
+
     def _sqlite(self, url: str) -> Engine:
         try:
             given = make_url(url)

@@ -132,7 +132,7 @@ class SqlStore(CachedStore):
                 rows = connection.execute(
                     select(TABLE_SCHEMAS.c.schema).where(self._own(TABLE_SCHEMAS))
                 ).scalars()
-                with self._decoding("a schema version"):
+                with self._database.decoding("a schema version", self.pipeline_id):
                     schemas = [TableSchema.from_json(json.loads(row)) for row in rows]
             with self._lock:
                 self._records.schemas = {}
@@ -189,7 +189,7 @@ class SqlStore(CachedStore):
         )
         with self._storage:
             with self._database.read("table states") as connection:
-                with self._decoding("a table state"):
+                with self._database.decoding("a table state", self.pipeline_id):
                     states = {
                         TableId(oid): state_from_json(json.loads(state))
                         for oid, state in connection.execute(current)
@@ -247,7 +247,7 @@ class SqlStore(CachedStore):
                 ).all()
                 if len(newest) < 2:
                     raise nothing_to_roll_back(table_id)
-                with self._decoding("a table state"):
+                with self._database.decoding("a table state", self.pipeline_id):
                     state = state_from_json(json.loads(newest[1].state))
                 connection.execute(
                     delete(TABLE_STATES).where(own, columns.sequence == newest[0].sequence)
@@ -300,7 +300,7 @@ class SqlStore(CachedStore):
                         self._own(DESTINATION_METADATA)
                     )
                 )
-                with self._decoding("destination metadata"):
+                with self._database.decoding("destination metadata", self.pipeline_id):
                     metadata = {
                         TableId(oid): DestinationTableMetadata.from_json(json.loads(data))
                         for oid, data in rows
@@ -387,19 +387,6 @@ class SqlStore(CachedStore):
         connection.execute(
             statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
         )
-
-    @contextmanager
-    def _decoding(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, KeyError, TypeError) as error:
-            raise PenstockError(
-                ErrorKind.STORE,
-                f"{what} of pipeline {self.pipeline_id} in the store {self._database.place} "
-                f"cannot be understood: {error!r}",
-                hint="it was changed by hand or written by a newer release; "
-                "restore the store, or upgrade penstock",
-            ) from error
 
 
 _OF_A_COPY = (DESTINATION_METADATA, TABLE_SCHEMAS, PROGRESS)

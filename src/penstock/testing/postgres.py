@@ -40,6 +40,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing.installation import Installation, open_path_to
 from penstock.testing.owned_process import OwnedProcess, environment, identity, is_alive
+from penstock.testing.postmaster import is_served, postmaster_status
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -282,7 +283,7 @@ class EmbeddedPostgres:
             )
         self._write_settings()
         # An owner that was killed a moment ago may leave a server still going down.
-        _wait_until(lambda: not _is_served(self.data), 10.0)
+        _wait_until(lambda: not is_served(self.data), 10.0)
 
     def _initialise_data(self) -> None:
         user = self._installation.user
@@ -325,7 +326,7 @@ class EmbeddedPostgres:
 
     def _wait_until_ready(self, process: OwnedProcess) -> None:
         ready = _wait_until(
-            lambda: not process.alive or _postmaster_status(self.data) == (process.pid, "ready"),
+            lambda: not process.alive or postmaster_status(self.data) == (process.pid, "ready"),
             self.start_timeout,
         )
         if not process.alive:
@@ -370,26 +371,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _postmaster_status(data: Path) -> tuple[int, str] | None:
-    """Process id and status from the server's lock file, as far as it is written."""
-    try:
-        lines = (data / "postmaster.pid").read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    return (int(lines[0]), lines[7].strip()) if len(lines) >= 8 else None
-
-
-def _is_served(data: Path) -> bool:
-    status = _postmaster_status(data)
-    if status is None:
-        return False
-    try:
-        process = psutil.Process(status[0])
-        return process.name() == "postgres" and is_alive(process)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:

@@ -9,7 +9,7 @@ from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind
 from penstock.postgres.connection import Session, translated
 from penstock.postgres.preflight.finding import Finding, error, warning
-from penstock.postgres.slots import PLUGIN, SlotInfo, slot_info
+from penstock.postgres.slots import PLUGIN, SlotInfo, slot_info, waited_for
 
 _POLL_SECONDS = 0.2
 
@@ -19,7 +19,8 @@ def free_slot(session: Session, name: str, patience: float) -> SlotInfo | None:
     deadline = time.monotonic() + patience
     while True:
         slot = slot_info(session, name)
-        if slot is None or not slot.active or time.monotonic() >= deadline:
+        held = slot is not None and slot.active and not slot.being_made
+        if not held or time.monotonic() >= deadline:
             return slot
         time.sleep(_POLL_SECONDS)
 
@@ -46,7 +47,16 @@ def slot_findings(
             ErrorKind.SOURCE_SLOT,
         )
         return
-    if slot.active:
+    if slot.being_made:
+        pids = waited_for(session, slot.name)
+        end = " ".join(f"SELECT pg_terminate_backend({pid});" for pid in pids if pid)
+        yield warning(
+            subject,
+            "is still being made, for a receiver that may be gone: it waits for running"
+            f" transactions (of server process {', '.join(map(str, pids)) or 'unknown'})",
+            f"{end} -- unless they end by themselves: the slot is used when it is there".strip(),
+        )
+    elif slot.active:
         query = "SELECT application_name FROM pg_stat_activity WHERE pid = %s"
         with translated("looking at the slot's user"):
             row = session.execute(query, [slot.active_pid]).fetchone()
