@@ -9,11 +9,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.spark.session import (
     DELTA_PACKAGE,
+    _launch,
     build_session,
     check_java,
     default_settings,
@@ -106,6 +109,19 @@ def test_a_spark_that_does_not_start_is_one_error_without_a_trace(tmp_path: Path
     )
     assert done.stdout.startswith("config Spark could not be started: Error: Could not create")
     assert done.stderr == ""
+
+
+def test_the_last_words_of_a_jvm_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is known to have ended before they were read."""
+
+    def launch(conf: object, popen_kwargs: dict[str, int]) -> None:
+        os.write(popen_kwargs["stderr"], b"Error: Could not reserve enough space\n")
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+    for _ in range(20):
+        with pytest.raises(PenstockError, match="Could not reserve enough space"):
+            _launch(SparkConf(loadDefaults=False))
 
 
 def test_a_package_that_cannot_be_fetched_is_named(tmp_path: Path) -> None:

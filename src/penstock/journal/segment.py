@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from penstock.journal.manifest import ChangeCounts, Defect, SegmentRef
 from penstock.schema import TableSchema
 
-_REPEATING = ["op", "commit_lsn", "commit_ts", "xid"]
+_REPEATING = ["op"]
+"""Columns with a dictionary. In the others, even the transaction's, it would only cost time."""
 _ROWS_PER_GROUP = 1_000_000
 
 
@@ -57,7 +58,7 @@ def write_segment(path: Path, root: Path, chunks: Sequence[Chunk]) -> SegmentRef
             rows,
             file,
             compression="lz4",
-            use_dictionary=[name for name in _REPEATING if name in rows.column_names],
+            use_dictionary=_REPEATING,
             write_statistics=False,
             store_schema=False,
             row_group_size=_ROWS_PER_GROUP,

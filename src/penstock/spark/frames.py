@@ -114,8 +114,13 @@ def visibility(visible: VisibleXids) -> str:
 def _read(session: SparkSession, schema: StructType, files: Sequence[str]) -> DataFrame:
     if not files:
         return session.createDataFrame([], schema)
+    reader = session.read.schema(schema)
     # A path is a path, also where it has a bracket in it.
-    return session.read.schema(schema).option("__globPaths__", "false").parquet(*files)
+    reader = reader.option("__globPaths__", "false")
+    # Parquet's reader cannot look into an lz4 dictionary of more than 8 KiB before it has
+    # read a page as large, and fails (apache/parquet-java#3478).
+    reader = reader.option("parquet.filter.dictionary.enabled", "false")
+    return reader.parquet(*files)
 
 
 def iterate_rows(table: TableSchema, rows: DataFrame) -> Iterator[Row]:

@@ -37,6 +37,8 @@ logger = logging.getLogger("penstock.spark")
 DELTA_PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
 MINIMUM_JAVA = 17
 
+_LAST_WORDS_S = 10.0
+
 # What Delta asks for and Spark brings itself, in the versions it wants: 12 MB
 # to fetch remain of 87.
 _BROUGHT_BY_SPARK = (
@@ -260,12 +262,18 @@ class _JvmStderr:
     def __init__(self) -> None:
         self._held: deque[bytes] | None = deque(maxlen=200)
         readable, self.fd = os.pipe()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._pump, args=(readable,), name="spark-stderr", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
-    def release(self) -> list[str]:
-        """Pass on from now on; what was kept back is the answer."""
+    def release(self) -> None:
+        """Pass on from now on; what was kept back is of no interest."""
+        self._held = None
+
+    def last_words(self) -> list[str]:
+        """What a JVM that has ended left to read. Close `fd` before."""
+        self._thread.join(_LAST_WORDS_S)  # to its end, unless a child of the JVM lives on
         held, self._held = self._held, None
         return [line.decode(errors="replace").rstrip() for line in held or ()]
 
@@ -287,11 +295,12 @@ def _launch(conf: SparkConf) -> None:
     launch: Any = launch_gateway
     stderr = _JvmStderr()
     try:
-        gateway = launch(conf=conf, popen_kwargs={"stderr": stderr.fd})
+        try:
+            gateway = launch(conf=conf, popen_kwargs={"stderr": stderr.fd})
+        finally:
+            os.close(stderr.fd)
     except PySparkRuntimeError:
-        raise _start_failure(stderr.release()) from None
-    finally:
-        os.close(stderr.fd)
+        raise _start_failure(stderr.last_words()) from None
     stderr.release()
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
