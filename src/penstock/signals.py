@@ -8,10 +8,13 @@ by a queue that is made for this, to a thread that may do as it likes.
 
 from __future__ import annotations
 
+import logging
 import queue
 import signal
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,4 +34,8 @@ class SignalRelay:
 
     def _run(self) -> None:
         while True:
-            self._act(self._came.get())
+            number = self._came.get()
+            try:
+                self._act(number)
+            except Exception:
+                logger.exception("a signal could not be acted upon", extra={"signal": number})

@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -111,3 +112,28 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # the other end is closed
         return b""
+
+
+IN_A_FINALIZER = """
+import signal, weakref
+from penstock.cli.demo import _Stopped, _tidy_on_signals
+
+class Anything:
+    pass
+
+try:
+    with _tidy_on_signals():
+        anything = Anything()
+        watching = weakref.ref(anything, lambda _: signal.raise_signal(signal.SIGINT))
+        del anything
+        print("goes on")
+        signal.raise_signal(signal.SIGINT)
+except _Stopped:
+    print("stopped")
+"""
+
+
+def test_a_signal_that_is_swallowed_is_not_the_last() -> None:
+    """Python drops what is raised in a finalizer, and py4j has one for each object."""
+    done = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True)
+    assert done.stdout == "goes on\nstopped\n"

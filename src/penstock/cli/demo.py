@@ -56,7 +56,11 @@ def run_demo(*, seconds: float, kill: bool, lake: Path) -> ExitCode:
     place = Place.prepare(lake)
     try:
         with _tidy_on_signals(), ExitStack() as stack:
-            comparisons = Demo(console, place, stack).run(seconds, kill=kill)
+            try:
+                comparisons = Demo(console, place, stack).run(seconds, kill=kill)
+            except BaseException:
+                _ignore_signals()  # nothing shall disturb the tidying
+                raise
     except _Stopped as stopped:
         console.print("stopped; nothing is left running")
         return ExitCode(128 + stopped.number)
@@ -293,7 +297,10 @@ def _short(path: Path) -> str:
 
 
 class _Stopped(BaseException):
-    """A signal came. Raised where the demo is, so that it tidies up on its way out."""
+    """A signal came. Raised where the demo is, so that it tidies up on its way out.
+
+    (Once more where that was a place that swallows exceptions, such as a finalizer.)
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -304,12 +311,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _handle_signals() -> None:
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # nothing shall disturb the tidying
         raise _Stopped(number)
 
     for each in _SIGNALS:
         signal.signal(each, stop)
+
+
+def _ignore_signals() -> None:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
 
 
 @contextmanager

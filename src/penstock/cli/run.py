@@ -7,9 +7,9 @@ reads makes Postgres keep its WAL.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from penstock.cli.exits import ExitCode
@@ -89,13 +89,28 @@ def build_destination(config: FileConfig) -> Destination:
 
 
 def _run(pipeline: Pipeline, view: View, stop: StopRequest) -> None:
+    """Run until it is stopped or fails. Whatever ends it, the pipeline is shut down first."""
+
     def shut_down() -> None:
         stop.asked.wait()
         pipeline.shutdown()
 
     # In a thread of its own: the start may wait long for a slot, and must be
     # stoppable then too.
-    Thread(target=shut_down, name="shutdown", daemon=True).start()
+    with ThreadPoolExecutor(1, "shutdown") as threads:
+        end = threads.submit(shut_down)
+        try:
+            _show_while_running(pipeline, view, stop)
+        except BaseException:
+            stop.asked.set()
+            if (second := end.exception()) is not None:
+                logger.error("shutdown failed", exc_info=second)
+            raise
+        stop.asked.set()
+        end.result()
+
+
+def _show_while_running(pipeline: Pipeline, view: View, stop: StopRequest) -> None:
     try:
         pipeline.start()
     except PenstockError:
@@ -106,11 +121,11 @@ def _run(pipeline: Pipeline, view: View, stop: StopRequest) -> None:
         status = pipeline.status()
         try:
             view.show(status.to_json())
-        except BrokenPipeError:
+        except OSError:
             stop.asked.set()  # nobody reads our output any more
         if status.error is not None:
             break
         stop.asked.wait(_REFRESH_S)
     pipeline.wait()
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         view.show(pipeline.status().to_json())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 
 import psutil
@@ -27,10 +28,19 @@ class StopRequest:
 
     def _act(self, number: int) -> None:
         if self.asked.is_set():
-            end_children()
-            os._exit(128 + number)
+            try:
+                end_children()
+            finally:
+                os._exit(128 + number)
         self.asked.set()
-        os.write(2, f"{self._farewell}; once more to stop at once\n".encode())
+        _say(f"{self._farewell}; once more to stop at once")
+
+
+def _say(text: str) -> None:
+    """A line on standard error, unless nobody reads there: then the next signal matters more."""
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{text}\n".encode())
 
 
 def end_children(timeout: float = 10.0) -> None:

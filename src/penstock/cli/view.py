@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +40,7 @@ STATE_STYLES = {
 
 def view_for(progress: Progress) -> View:
     """The view that `run` shows."""
-    console = Console(stderr=True)
+    console = _Terminal(stderr=True)
     match progress:
         case Progress.LIVE:
             return LiveView(console)
@@ -79,6 +80,13 @@ class View:
         """Show a line that stays."""
 
 
+class _Terminal(Console):
+    """One whose end is an error of writing, and not of the whole process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class LiveView(View):
     """A table that is drawn anew, below what is said and logged meanwhile."""
 
@@ -96,7 +104,8 @@ class LiveView(View):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.stop()
+        with suppress(OSError):  # a terminal that is gone needs no tidying
+            self._live.stop()
 
     def show(self, status: Status) -> None:
         parts: list[RenderableType] = [Text(self.note, style="bold")] if self.note else []

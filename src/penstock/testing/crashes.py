@@ -373,7 +373,7 @@ class Campaign:
             self._wait(lambda: caught_up() and self._follows_publication(), what)
             for _ in range(2):
                 # The first may be older than the terms that were found to be followed.
-                self._driver.status = None
+                self._driver.forget_status()
                 self._wait(caught_up, what)
         except _LifeOver:
             code = self._driver.exit_code

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,14 @@ class DriverProcess:
         self._config = config
         self._log = log
         self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
         self._mark = ""
         self._log_begin = 0
-        self.status: Status | None = None
+        self._told: deque[Status] = deque(maxlen=1)
 
     def start(self, failpoints: str = "") -> None:
         """Begin a life; a status comes when it has come so far."""
         self._mark = uuid.uuid4().hex
-        self.status = None
+        self._told = deque(maxlen=1)  # of this life: a reader of the one before has its own
         with self._log.open("a") as log:
             print(f"--- a life with the failpoints {failpoints or '(none)'}", file=log, flush=True)
             self._log_begin = log.tell()
@@ -94,8 +94,16 @@ class DriverProcess:
                 env=os.environ | {"PENSTOCK_FAILPOINT": failpoints, _MARK: self._mark},
                 start_new_session=True,
             )
-        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._reader.start()
+        threading.Thread(target=_read, args=(process, self._told), daemon=True).start()
+
+    @property
+    def status(self) -> Status | None:
+        """The last that came in this life."""
+        return self._told[-1] if self._told else None
+
+    def forget_status(self) -> None:
+        """Have none until the next one comes."""
+        self._told.clear()
 
     @property
     def pid(self) -> int:
@@ -199,9 +207,10 @@ class DriverProcess:
             return False
         return True
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                with contextlib.suppress(ValueError):  # cut off by a kill
-                    self.status = json.loads(line)
+
+def _read(process: subprocess.Popen[str], told: deque[Status]) -> None:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            with contextlib.suppress(ValueError):  # cut off by a kill
+                told.append(json.loads(line))
