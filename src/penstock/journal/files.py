@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,9 @@ def create_exclusively(path: Path, text: str) -> None:
     The link, not a rename, takes the name: a rename would replace a file that
     another process created in between.
     """
-    draft = _draft(path, text)
+    # Its own, whoever else drafts the same: on a volume that containers share, two processes
+    # may have one number.
+    draft = _draft(path, text, uuid.uuid4().hex)
     try:
         os.link(draft, path)
     finally:
@@ -49,12 +52,12 @@ def create_exclusively(path: Path, text: str) -> None:
 
 def replace(path: Path, text: str) -> None:
     """Put `text` at `path` in one step, durably; readers see the old file or the new one."""
-    _draft(path, text).replace(path)
+    _draft(path, text, str(os.getpid())).replace(path)
     sync_directory(path.parent)
 
 
-def _draft(path: Path, text: str) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _draft(path: Path, text: str, whose: str) -> Path:
+    draft = path.with_name(f".{path.name}.{whose}.tmp")
     try:
         with draft.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -35,7 +35,7 @@ from penstock.journal.relations import RelationCatalog
 from penstock.journal.scribe import Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
 from penstock.journal.writer import JournalWriter
-from penstock.postgres.connection import Session, abort, connect
+from penstock.postgres.connection import WatchedSession, abort, connect
 from penstock.postgres.replication import ReplicationStream, UnexplainedError, unsendable
 from penstock.schema import ZERO_LSN, Lsn
 from penstock.signals import SignalRelay
@@ -50,6 +50,9 @@ _HAND_OVER_S = 0.1
 """A stream that never is quiet hands over at this interval."""
 _IDLE_WAIT_S = 0.1
 _CATALOG_PATIENCE_S = 10.0
+"""How long a scribe that is to end may still ask the catalog."""
+_ANSWER_S = 60.0
+"""How long the catalog may take for one answer. No lock of a table makes it wait."""
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _STUCK_LIMIT = 10
@@ -116,7 +119,7 @@ class Receiver:
     def _receive(
         self,
         journal: JournalWriter,
-        catalog: Session,
+        catalog: WatchedSession,
         stream: ReplicationStream,
         stop: threading.Event,
     ) -> None:
@@ -128,7 +131,7 @@ class Receiver:
         self._report({"event": "streaming", "position": str(journal.end)})
         scribe = Scribe(config, journal, RelationCatalog(catalog, config))
         try:
-            _Loop(stream, scribe, self._report).run(stop)
+            _Loop(stream, scribe, catalog, self._report).run(stop)
         finally:
             # What was received whole is worth keeping, whatever ended the loop. But the
             # scribe asks the catalog, and a network that fails fails for both.
@@ -141,9 +144,12 @@ class Receiver:
 class _Loop:
     """Moves buffers from the stream to the scribe, and positions back."""
 
-    def __init__(self, stream: ReplicationStream, scribe: Scribe, report: Report) -> None:
+    def __init__(
+        self, stream: ReplicationStream, scribe: Scribe, catalog: WatchedSession, report: Report
+    ) -> None:
         self._stream = stream
         self._scribe = scribe
+        self._catalog = catalog
         self._report = report
         self._acknowledged = Lsn(0)
 
@@ -155,6 +161,7 @@ class _Loop:
         try:
             while not stop.is_set():
                 scribe.check()
+                self._require_answers()
                 self._acknowledge()
                 stream.tick()
                 if (wait := scribe.paused) != paused:
@@ -185,6 +192,17 @@ class _Loop:
             # A server that fails at a change has sent what comes before it.
             if frames is not None and frames.count:
                 scribe.take(frames)
+
+    def _require_answers(self) -> None:
+        """Give up when the catalog's connection is lost: the scribe would wait in it for ever."""
+        since = self._catalog.waiting_since
+        if since is not None and time.monotonic() - since > _ANSWER_S:
+            abort(self._catalog)
+            raise PenstockError(
+                ErrorKind.SOURCE_CONNECTION,
+                f"the server has not answered a question to the catalog for {_ANSWER_S:g} s",
+                hint="look at the network between here and the server; it is tried again",
+            )
 
     def _acknowledge(self) -> None:
         durable = self._scribe.durable

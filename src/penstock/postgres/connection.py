@@ -20,7 +20,8 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,27 @@ _REPORTED = {
     "TimeZone": "UTC",
 }
 
+_PROBES = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+
+class WatchedSession(Session):
+    """One that another thread can see waiting for the server, and can `abort`."""
+
+    waiting_since: float | None = None
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        """psycopg's own: every question goes through it."""
+        self.waiting_since = time.monotonic()
+        try:
+            return super().wait(*arguments, **options)
+        finally:
+            self.waiting_since = None
+
 
 def connect(
     connection: PgConnection,
@@ -72,7 +94,7 @@ def connect(
     *,
     replication: bool = False,
     autocommit: bool = True,
-) -> Session:
+) -> WatchedSession:
     """Open a session named `penstock_<purpose>` with the pinned settings.
 
     A replication session speaks the walsender's language: the replication
@@ -80,7 +102,7 @@ def connect(
     """
     conninfo = _conninfo(connection, purpose, replication=replication)
     try:
-        session = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        session = WatchedSession.connect(conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise _refused(error, conninfo) from error
     try:
@@ -101,6 +123,14 @@ def abort(session: Session) -> None:
         duplicate = socket.socket(fileno=os.dup(session.pgconn.socket))
         with duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def probes(given: Mapping[str, Any]) -> dict[str, int]:
+    """What to add to a connection's parameters to notice in a minute, not in two hours, that
+    the network is dead. Nothing where the user says anything of it: they work together, and one
+    of ours could undo one of theirs. A service file may say it, and would be overruled."""
+    told = given.keys() & {"keepalives", "service", *_PROBES} or "PGSERVICE" in os.environ
+    return {} if told else _PROBES
 
 
 @contextmanager
@@ -150,6 +180,7 @@ def _conninfo(connection: PgConnection, purpose: str, *, replication: bool) -> s
     in_uri = parsed(uri)
     if "connect_timeout" in in_uri and "connect_timeout" not in connection.model_fields_set:
         del parameters["connect_timeout"]
+    parameters |= probes(in_uri | parameters)
     wanted = parameters.pop("options", None) or in_uri.get("options") or os.environ.get("PGOPTIONS")
     pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
     parameters |= {

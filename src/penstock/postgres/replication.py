@@ -8,7 +8,8 @@ passes over them), and `tick` sends a status in time even while nobody reads.
 
 A network can fail without telling anybody. A server that has been silent for a while
 is therefore asked for an answer, and one that does not answer is given up: the caller
-connects anew.
+connects anew. A part of a message is no silence: a large row on a slow line may take
+longer than any silence may.
 
 What is acknowledged is set by `acknowledge`; this module never decides it.
 """
@@ -42,7 +43,7 @@ _SILENCE_WITHOUT_TIMEOUT_S = 1800.0
 _DEAF_S = 1.0
 
 _POLL_S = 0.1
-_CANCEL_S = 5.0
+_CANCEL_S = 30.0
 
 _PASSING_CLASSES = ("", "08", "40", "53", "57")
 _PASSING = ("55P03", "25P03", "25P04")
@@ -157,10 +158,11 @@ class ReplicationStream:
 
         Waits once, up to `wait` seconds, for more to come. Raises when the stream ends.
         """
-        first = frames.count
+        first, heard = frames.count, False
         status = self._reader.read(frames, wait=False)
         while status == libpq.NOTHING_YET:
             before = frames.count
+            heard |= self._wait(0)
             self._consume()
             status = self._reader.read(frames, wait=False)
             got = frames.count - before
@@ -170,7 +172,7 @@ class ReplicationStream:
                         break
                     wait = 0.0
                 time.sleep(_LINGER_S)
-        self._note_silence(silent=frames.count == first)
+        self._note_silence(silent=not heard and frames.count == first)
         self._note_keepalives(frames, first)
         if status in (libpq.ENDED, libpq.FAILED):
             self._finish()

@@ -33,6 +33,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.postgres.connection import probes
 from penstock.stores.tables import POSTGRES_SCHEMA
 
 LOCK_TIMEOUT_SECONDS = 30
@@ -173,6 +174,7 @@ class Database:
                 "application_name": "penstock store",
                 "prepare_threshold": None,  # a pooler may hand each transaction another server
                 **({} if "connect_timeout" in parameters else {"connect_timeout": 10}),
+                **probes(parameters),
             },
             execution_options={"schema_translate_map": {None: POSTGRES_SCHEMA}},
         )

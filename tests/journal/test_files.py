@@ -1,0 +1,58 @@
+"""Files that two writers make at the same time, on a volume that they share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.journal.files import create_exclusively
+from penstock.journal.journal import JournalOwner
+from penstock.journal.writer import JournalWriter
+from penstock.schema import Lsn
+
+
+def test_who_takes_the_name_finds_its_own_text_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same process id, as first processes of two containers have."""
+    path = tmp_path / "0000000042.json"
+    link = os.link
+    drafts: list[Path] = []
+
+    def linked(draft: Path, target: Path) -> None:
+        drafts.append(draft)
+        if len(drafts) == 1:
+            # The second has its draft written when the first takes the name.
+            with pytest.raises(FileExistsError):
+                create_exclusively(path, "of the second")
+            return
+        link(drafts[0], target)
+        assert path.read_text() == "of the first"
+        link(draft, target)
+
+    monkeypatch.setattr("penstock.journal.files.os.link", linked)
+    create_exclusively(path, "of the first")
+    assert path.read_text() == "of the first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_draft_of_a_writer_that_died_is_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path / "journal")
+    writer.claim(JournalOwner("slot", "1", "db"))
+    writer.append(Lsn(10), start=Lsn(10))
+
+    def die(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr("penstock.journal.files.os.fsync", die)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(Lsn(20))
+    names = {path.name for path in writer.manifests_directory.iterdir()}
+    assert len(names) == 2
+    assert writer.remove_litter() == 1
+    assert [path.suffix for path in writer.manifests_directory.iterdir()] == [".json"]
