@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config import PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
-from penstock.pipeline.failures import Failure, errored, failure_of
+from penstock.pipeline.failures import Failure, errored, failure_of, run_reporting
 from penstock.states import MANUAL, Ready
 
 CONFIG = PipelineConfig(
@@ -51,13 +51,13 @@ def test_the_reason_is_one_telling_line() -> None:
 
 
 def test_delays_grow_to_their_limit_with_jitter() -> None:
-    delays = []
-    for attempts in (1, 2, 3):
+    for attempts, seconds in ((1, 1), (2, 2), (3, 4)):
+        most = timedelta(seconds=seconds)
+        before = datetime.now(UTC)
         state = errored(PASSING, Ready("c"), attempts, CONFIG)
+        after = datetime.now(UTC)
         assert state.retry.at is not None
-        delays.append(state.retry.at - datetime.now(UTC))
-    for delay, most in zip(delays, (1, 2, 4), strict=True):
-        assert timedelta(seconds=0.7 * most) < delay <= timedelta(seconds=most)
+        assert before + 0.75 * most <= state.retry.at <= after + most
 
 
 def test_after_the_last_attempt_somebody_has_to_look() -> None:
@@ -68,3 +68,20 @@ def test_after_the_last_attempt_somebody_has_to_look() -> None:
 
 def test_an_error_keeps_the_state_that_it_interrupted() -> None:
     assert errored(PASSING, Ready("c"), 1, CONFIG).interrupted == Ready("c")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "message"),
+    [
+        (PenstockError(ErrorKind.STORE, "it is away"), ErrorKind.STORE, "it is away"),
+        (KeyError("oid"), ErrorKind.INTERNAL, "the clock failed: KeyError('oid')"),
+    ],
+)
+def test_what_ends_a_thread_is_reported(trouble: Exception, kind: ErrorKind, message: str) -> None:
+    def loop() -> None:
+        raise trouble
+
+    failures: list[PenstockError] = []
+    run_reporting(loop, "clock", failures.append)
+    [failure] = failures
+    assert (failure.kind, failure.message) == (kind, message)

@@ -19,6 +19,7 @@ import pytest
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverState, revealed
+from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for
 
 STREAM_UNTIL_TOLD = """
@@ -157,6 +158,50 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch, times: int) -> list[OSErro
     return refusals
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"\xff", b"null", b"[]", b"[" * 100_000, b'{"event": []}', b'{"event": {}}', b'{"event": 1}'],
+    ids=lambda line: line.decode(errors="replace")[:20],
+)
+def test_what_is_no_event_ends_nothing(
+    supervise: Supervise,
+    failures: list[PenstockError],
+    line: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process = supervise(f"""
+        import sys
+        for line in (b'{{"event": "streaming"}}', {line!r}, b'{{"event": "paused"}}'):
+            sys.stdout.buffer.write(line + b"\\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+    """)
+    wait_for(lambda: process.report.state is ReceiverState.PAUSED, limit=30)
+    assert "no event" in caplog.text
+    assert process.report.restarts == 0
+    assert not failures
+
+
+def test_a_supervision_that_fails_fails_the_pipeline(
+    supervise: Supervise, failures: list[PenstockError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int | None] = []
+
+    def fail(process: ReceiverProcess, line: str) -> None:
+        pids.append(process.report.pid)
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(ReceiverProcess, "_take", fail)
+    process = supervise(STREAM_UNTIL_TOLD)
+    wait_for(lambda: bool(failures), limit=30)
+    [failure], [pid] = failures, pids
+    assert failure.kind is ErrorKind.INTERNAL
+    assert "KeyError('unforeseen')" in failure.message
+    assert process.report.state is ReceiverState.FAILED
+    assert pid is not None
+    assert not psutil.pid_exists(pid), "a receiver that nobody listens to"
+
+
 def test_events_show_in_the_report(supervise: Supervise) -> None:
     process = supervise("""
         import json, sys
@@ -218,4 +263,4 @@ def test_the_child_sees_the_end_of_its_input_when_its_parent_dies(tmp_path: Path
         pid = int(owner.stdout.readline())
         receiver = psutil.Process(pid)
         owner.kill()
-    receiver.wait(timeout=20)
+    wait_for(lambda: not is_alive(receiver))

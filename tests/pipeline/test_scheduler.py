@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread, current_thread
 from unittest.mock import MagicMock
 
 import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig, TableSyncCopy
-from penstock.destinations.base import WriteStatus
+from penstock.destinations.base import WriteResult, WriteStatus
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.requests import Action, Request, Requests
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.terms import Terms
 from penstock.schema import TableSchema
 from penstock.spark.changes import ChangeBatch
-from penstock.states import Errored, Ready
+from penstock.states import Errored, Init, Ready, stage_of
 from penstock.stores import MemoryStore
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, TableStateOperation
 from penstock.testing.waiting import wait_for
@@ -27,19 +29,24 @@ from tests.pipeline.doubles import ScriptedDestination
 from tests.pipeline.journals import HandMadeJournal, table
 
 A, B = table(1, "a"), table(2, "b")
-LIMIT = 30.0
+LIMIT = 180.0
+RESYNC_A = Request(A.id, Action.RESYNC)
 
 
 class Maintained(ScriptedDestination):
-    """Takes every batch unread, and keeps house for as long as it is told."""
+    """Takes every batch unread, and keeps house for as long as it is told.
+
+    `results` has the tables whose batches are not durable at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.kept = Event()
+        self.results: dict[str, WriteResult] = {}
 
-    def write_events(self, batch: ChangeBatch) -> WriteStatus:
+    def write_events(self, batch: ChangeBatch) -> WriteResult:
         self._note("write", str(batch.table.name))
-        return WriteStatus.DURABLE
+        return self.results.get(str(batch.table.name), WriteStatus.DURABLE)
 
     def maintain(self, table: TableSchema) -> None:
         self._note("maintain", str(table.name))
@@ -56,6 +63,19 @@ class AwayStore(MemoryStore):
             self.refusals -= 1
             raise PenstockError(ErrorKind.STORE, "the store is away")
         super().apply_table_state_operation(operation)
+
+
+class Overtaken(Event):
+    """Once `behind` is there, it happens right after a turn of the scheduler found no wake."""
+
+    behind: Callable[[], None] | None = None
+
+    def is_set(self) -> bool:
+        found, behind = super().is_set(), self.behind
+        if not found and behind and current_thread().name == "penstock-scheduler":
+            self.behind = None
+            behind()
+        return found
 
 
 class Bench:
@@ -78,6 +98,7 @@ class Bench:
             config, self.store, self.journal.reader, self.destination, MagicMock()
         )
         self.scheduler = Scheduler(context, self.failures.append)
+        self.requests = Requests(self.journal.reader.root)
         for one in (A, B):
             self.store.update_table_state(one.id, Ready("c1"))
             self.store.store_table_schema(one)
@@ -185,3 +206,55 @@ def test_a_table_that_is_not_to_be_copied_is_not_emptied_when_it_comes_back(benc
     assert isinstance(state, Errored)
     assert "table_sync_copy leaves it out" in state.reason
     assert bench.destination.called("drop", str(B.name)) == 0
+
+
+def test_a_wake_that_comes_in_the_middle_of_a_turn_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.scheduler._LOOK_AROUND", 3600.0)
+    bench.scheduler._wake = wake = Overtaken()
+    bench.publish(A, B)
+    bench.scheduler.start()
+    wait_for(lambda: bench.scheduler._settled, limit=LIMIT)
+    wake.behind = lambda: bench.publish(B)
+    wait_for(lambda: bench.names() == [str(B.name)], limit=LIMIT)
+
+
+def test_a_resync_that_waits_for_the_destination_holds_up_no_other_table(bench: Bench) -> None:
+    writing: Future[None] = Future()
+    writing.set_running_or_notify_cancel()
+    bench.destination.results[str(A.name)] = writing
+    bench.publish(A, B)
+    bench.scheduler.start()
+    bench.change(A)
+    bench.wait_for_calls("write", A, 1)
+    one = bench.scheduler.tables()[0]
+    wait_for(lambda: one.job is None, limit=LIMIT)
+    bench.requests.add(RESYNC_A)
+    asking = Thread(target=bench.scheduler.answer, args=(bench.requests,), daemon=True)
+    asking.start()
+    try:
+        wait_for(lambda: one.job and one.errand is None, limit=LIMIT)
+        bench.change(B)
+        bench.wait_for_calls("write", B, 1)
+        assert bench.names() == [str(A.name), str(B.name)]
+        assert bench.requests.pending() == [RESYNC_A]
+        assert bench.store.get_table_state(A.id) == Ready("c1"), "the write may still come"
+    finally:
+        writing.set_result(None)
+    wait_for(lambda: not bench.requests.pending(), limit=LIMIT)
+    state = bench.store.get_table_state(A.id)
+    assert state is not None
+    assert stage_of(state) == Init()
+
+
+def test_a_request_outlives_a_pipeline_that_has_only_seen_it(bench: Bench) -> None:
+    bench.requests.add(RESYNC_A)
+    bench.publish(A)
+    bench.scheduler.answer(bench.requests)
+    assert bench.requests.pending() == [RESYNC_A]
+    bench.scheduler.start()
+    wait_for(lambda: not bench.requests.pending(), limit=LIMIT)
+    state = bench.store.get_table_state(A.id)
+    assert state is not None
+    assert stage_of(state) == Init()

@@ -78,9 +78,9 @@ def test_a_look_that_a_disk_or_a_store_has_failed_is_repeated(
 ) -> None:
     watched.trouble = trouble
     watched.watch.start()
-    wait_for(lambda: watched.looks >= 2, "another look", 30)
+    wait_for(lambda: watched.looks >= 2, "another look")
     watched.trouble, looks = None, watched.looks
-    wait_for(lambda: watched.looks > looks + 1, "a look that is taken in", 30)
+    wait_for(lambda: watched.looks > looks + 1, "a look that is taken in")
     assert not watched.failures
     warning = next(r for r in caplog.records if "look at the source failed" in r.message)
     assert warning.levelname == "WARNING"
@@ -91,7 +91,21 @@ def test_a_look_that_a_disk_or_a_store_has_failed_is_repeated(
 def test_a_look_that_fails_for_another_reason_fails_the_pipeline(watched: Watched) -> None:
     watched.trouble = KeyError("oid")
     watched.watch.start()
-    assert watched.failed.wait(30)
+    wait_for(watched.failed.is_set)
     [failure] = watched.failures
     assert failure.kind is ErrorKind.INTERNAL
     assert "KeyError('oid')" in failure.message
+
+
+def test_a_look_that_fails_while_the_pipeline_stops_is_nobodys_failure(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop_and_fail(membership: Membership) -> None:
+        watched.context.stopping.set()
+        raise KeyError("oid")
+
+    watched.watch._on_membership = stop_and_fail
+    watched.watch.start()
+    wait_for(lambda: not watched.watch._thread.is_alive(), limit=30)
+    assert "source watch failed" in caplog.text
+    assert not watched.failures

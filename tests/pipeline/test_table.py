@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Event
 from unittest.mock import MagicMock
@@ -13,11 +14,12 @@ import pytest
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.requests import Action, Request, Requests
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.terms import Terms
 from penstock.schema import TableId, TableSchema
-from penstock.states import Errored, Init, Ready, RetryPolicy, StoredState
+from penstock.states import MANUAL, Errored, Init, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore
 from tests.pipeline.doubles import ScriptedDestination
 from tests.pipeline.journals import HandMadeJournal, table
@@ -188,3 +190,29 @@ def test_a_set_aside_table_says_why_its_changes_were_dropped(bench: Bench) -> No
     assert one.state.interrupted == Init()
     assert "up to 0/C8 were dropped, because they kept too much" in one.state.reason
     assert bench.journal.reader.held_back(SCHEMA.id) == 0
+
+
+def test_a_request_stays_until_the_new_state_is_stored_and_is_answered_once(away: Bench) -> None:
+    one, request = away.table(READY), Request(SCHEMA.id, Action.RESYNC)
+    requests = Requests(away.journal.reader.root)
+    requests.add(request)
+    one.errand = errand = partial(requests.answer, request, one.resync)
+    assert do(one) is Job.APPLY
+    assert one.state == READY
+    assert requests.pending() == [request]
+    away.store.away, one.errand = False, errand
+    do(one)
+    assert one.state == Init()
+    assert requests.pending() == []
+    one.enter(READY)
+    one.errand = errand  # by one who saw the request just before
+    do(one)
+    assert one.state == READY
+
+
+def test_what_is_asked_of_a_table_that_waits_for_somebody_is_its_next_job(bench: Bench) -> None:
+    one = bench.table(Errored("r", "s", MANUAL, READY))
+    assert one.next_job() is None
+    one.errand = one.retry
+    assert do(one) is Job.APPLY
+    assert one.state == READY

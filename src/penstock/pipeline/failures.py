@@ -7,11 +7,15 @@ grows with each failure since the last success, with jitter, so that many tables
 that met the same trouble do not come back at the same moment. What we do not
 know (a destination raised something of its own) counts as passing trouble: after
 a few attempts it waits for somebody anyway.
+
+The pipeline's own threads are no table's: what ends one of them fails the pipeline.
 """
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +30,8 @@ from penstock.states import MANUAL, Errored, Init, RetryPolicy, StoredState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("penstock.pipeline.failures")
 
 _REASON_LIMIT = 1000
 _AGAIN = "nothing to do if it passes: it is tried again by itself"
@@ -84,6 +90,12 @@ def errored(
     )
 
 
+def due(state: Errored) -> bool:
+    """Whether it is to be tried again by now."""
+    retry = state.retry
+    return retry.kind == "timed" and retry.at is not None and retry.at <= datetime.now(UTC)
+
+
 def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
     """The state of a table that was set aside for so long that its changes were given up."""
     return Errored(
@@ -93,6 +105,19 @@ def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
         Init(),
         state.attempts,
     )
+
+
+def run_reporting(
+    loop: Callable[[], None], name: str, on_failure: Callable[[PenstockError], None]
+) -> None:
+    """Run a thread's loop; `on_failure` gets what ends it. Nobody would miss the thread."""
+    try:
+        loop()
+    except PenstockError as error:
+        on_failure(error)
+    except Exception as error:
+        logger.exception("%s failed", name)
+        on_failure(PenstockError(ErrorKind.INTERNAL, f"the {name} failed: {error!r}"))
 
 
 def _delay_ms(attempts: int, config: PipelineConfig) -> float:

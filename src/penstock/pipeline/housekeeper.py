@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from threading import Thread
 
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import PenstockError
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.failures import run_reporting
 from penstock.pipeline.requests import Requests
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
@@ -18,7 +19,7 @@ _INTERVAL = 2.0
 
 
 class Housekeeper:
-    """Retires segments, and does what is asked of tables from outside.
+    """Retires segments, and has done what is asked of tables from outside.
 
     `on_failure` gets what fails the pipeline, from its thread.
     """
@@ -46,13 +47,7 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            self._loop()
-        except Exception as error:
-            logger.exception("housekeeper failed")
-            self._on_failure(
-                PenstockError(ErrorKind.INTERNAL, f"the housekeeper failed: {error!r}")
-            )
+        run_reporting(self._loop, "housekeeper", self._on_failure)
 
     def _loop(self) -> None:
         while not self._context.stopping.wait(_INTERVAL):

@@ -20,7 +20,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import Event, Lock, Thread
@@ -30,13 +30,14 @@ from pydantic import SecretStr
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.failures import run_reporting
 
 logger = logging.getLogger("penstock.pipeline.receiver")
 
 COMMAND = (sys.executable, "-m", "penstock.journal.receiver")
 
 _FIRST_DELAY, _LAST_DELAY = 0.2, 10.0
-_STOP_SECONDS = 15.0
+_STOP_SECONDS = 30.0
 _FRUITLESS_LIMIT = 5
 _FATAL = 1
 
@@ -101,7 +102,7 @@ class ReceiverProcess:
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
         self._stopping = Event()
-        self._thread = Thread(target=self._supervise, name="penstock-receiver", daemon=True)
+        self._thread = Thread(target=self._run, name="penstock-receiver", daemon=True)
         self._streamed = False
         self._error: PenstockError | None = None
 
@@ -137,6 +138,13 @@ class ReceiverProcess:
                 self._process.kill()
             self._thread.join()
 
+    def _run(self) -> None:
+        run_reporting(self._supervise, "receiver's supervisor", self._fail)
+
+    def _fail(self, error: PenstockError) -> None:
+        self._note(state=ReceiverState.FAILED, reason=error.message, pid=None)
+        self._on_failure(error)
+
     def _supervise(self) -> None:
         delay, fruitless = _FIRST_DELAY, 0
         while True:
@@ -150,9 +158,7 @@ class ReceiverProcess:
                 fruitless += 1
             error = self._verdict(death, fruitless)
             if error is not None:
-                self._note(state=ReceiverState.FAILED, reason=error.message, pid=None)
-                self._on_failure(error)
-                return
+                raise error
             logger.warning(
                 "receiver died, starting it again", extra={"reason": death.reason, "delay": delay}
             )
@@ -178,6 +184,7 @@ class ReceiverProcess:
                     stdout=subprocess.PIPE,
                     text=True,
                     encoding="utf-8",
+                    errors="replace",
                     # Ctrl-C reaches the whole foreground group; the receiver must
                     # not stop before we tell it to.
                     start_new_session=True,
@@ -197,15 +204,20 @@ class ReceiverProcess:
             code = process.wait()
             return _Death(_ending(code), fatal=code == _FATAL)
         finally:
+            # Where something else ended the supervision: nobody would stop this one.
+            process.kill()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.stdout.close()
+            process.wait()
 
     def _take(self, line: str) -> None:
         try:
-            event: Mapping[str, Any] = json.loads(line)
-            name = event["event"]
-        except (ValueError, KeyError, TypeError):
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        name = event.get("event") if isinstance(event, dict) else None
+        if not isinstance(name, str):
             logger.warning("receiver said something that is no event")
             return
         if name == "error":

@@ -1,7 +1,7 @@
 """What somebody asks of a table from outside: `penstock retry` and `penstock resync`.
 
-A request is an empty file beside the journal. Whoever asks makes it; the pipeline
-removes it once the table's new state is stored. A state that another process wrote
+A request is an empty file beside the journal. Whoever asks makes it; the table's own
+job removes it once the table's new state is stored. A state that another process wrote
 into the store could be overwritten by the pipeline's own next one. A file waits,
 for a job to end or for a pipeline to start, and does so with every kind of store.
 
@@ -10,6 +10,7 @@ for a job to end or for a pipeline to start, and does so with every kind of stor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -59,6 +60,12 @@ class Requests:
             if oid.isdigit() and action in list(Action):
                 found.append(Request(TableId(int(oid)), Action(action)))
         return found
+
+    def answer(self, request: Request, act: Callable[[], None]) -> None:
+        """Do what was asked, unless it is done already. Killed in between, it is done again."""
+        if (self._directory / request.file_name).exists():
+            act()
+            self.done(request)
 
     def done(self, request: Request) -> None:
         (self._directory / request.file_name).unlink(missing_ok=True)

@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from threading import Event, RLock, Thread
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.departed import note_departure
+from penstock.pipeline.failures import run_reporting
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import forget_terms
@@ -103,7 +105,10 @@ class Scheduler:
         self.wake()
 
     def between_jobs(self, table: PipelineTable, action: Callable[[], None]) -> bool:
-        """Do something to a table while no job of its can run; False when one does."""
+        """Do something to a table while no job of its can run; False when one does.
+
+        Nothing that waits: all tables would.
+        """
         with self._lock:
             if table.job is not None:
                 return False
@@ -111,19 +116,21 @@ class Scheduler:
             return True
 
     def answer(self, requests: Requests) -> None:
-        """Do what was asked from outside, where no job is in the way; the rest comes later."""
+        """Have what was asked from outside done by the tables' next jobs; a request stays
+        until it is."""
         for request in requests.pending():
             with self._lock:
                 table = self._tables.get(request.table_id)
-                if table is None:
-                    logger.warning(
-                        "asked for a table that is not here",
-                        extra={"table": str(request.table_id), "action": str(request.action)},
-                    )
-                elif table.leaving or not self.between_jobs(table, _answer(table, request.action)):
-                    continue
-            requests.done(request)
-            self.wake()
+            if table is None:
+                logger.warning(
+                    "asked for a table that is not here",
+                    extra={"table": str(request.table_id), "action": str(request.action)},
+                )
+                requests.done(request)
+            elif table.errand is None:
+                act = table.retry if request.action is Action.RETRY else table.resync
+                table.errand = partial(requests.answer, request, act)
+                self.wake()
 
     def _add(self, entry: PublishedTable, membership: Membership) -> None:
         store, table_id = self._context.store, entry.schema.id
@@ -159,19 +166,13 @@ class Scheduler:
         logger.info("table left the publication", extra={"table": name})
 
     def _run(self) -> None:
-        try:
-            self._loop()
-        except PenstockError as error:
-            self._on_failure(error)
-        except Exception as error:
-            logger.exception("scheduler failed")
-            self._on_failure(PenstockError(ErrorKind.INTERNAL, f"the scheduler failed: {error!r}"))
+        run_reporting(self._loop, "scheduler", self._on_failure)
 
     def _loop(self) -> None:
         moved_at = 0.0
         while not self._context.stopping.is_set():
-            woken = self._wake.is_set()
-            self._wake.clear()
+            if woken := self._wake.is_set():  # one that comes after this is for the next turn
+                self._wake.clear()
             taken = self._context.journal.refresh()
             now = time.monotonic()
             if (
@@ -247,7 +248,3 @@ def _next_jobs(waiting: list[PipelineTable]) -> list[tuple[PipelineTable, Job]]:
             jobs.append((table, job))
             maintaining |= job is Job.MAINTAIN
     return jobs
-
-
-def _answer(table: PipelineTable, action: Action) -> Callable[[], None]:
-    return table.retry if action is Action.RETRY else table.resync

@@ -19,7 +19,7 @@ import psycopg
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.failures import Failure, failure_of
+from penstock.pipeline.failures import Failure, failure_of, run_reporting
 from penstock.pipeline.status import SourceStatus
 from penstock.postgres.catalog import PublishedTable, publication_exists, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn, translated
@@ -85,15 +85,13 @@ class SourceWatch:
 
     def _run(self) -> None:
         try:
-            self._loop()
-        except Exception as error:
-            logger.exception("source watch failed")
-            if not self._context.stopping.is_set():  # `stop` does not wait for ever
-                self._on_failure(
-                    PenstockError(ErrorKind.INTERNAL, f"the source watch failed: {error!r}")
-                )
+            run_reporting(self._loop, "source watch", self._fail)
         finally:
             self._disconnect()
+
+    def _fail(self, error: PenstockError) -> None:
+        if not self._context.stopping.is_set():  # `stop` does not wait for ever
+            self._on_failure(error)
 
     def _loop(self) -> None:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000

@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
 from penstock.destinations.base import SchemaChange
@@ -21,7 +21,7 @@ from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
-from penstock.pipeline.failures import errored, failure_of, require_spark, without_changes
+from penstock.pipeline.failures import due, errored, failure_of, require_spark, without_changes
 from penstock.pipeline.outage import StoreOutage
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
@@ -73,6 +73,7 @@ class PipelineTable:
         self.published = published
         self.state = state
         self.job: Job | None = None
+        self.errand: Callable[[], None] | None = None  # asked from outside, for its next job
         self.leaving = False
         self.rows = Meter()
         self.applied = Meter()
@@ -98,8 +99,10 @@ class PipelineTable:
         """What to do now; None when there is nothing, or when it is being done."""
         if self.job is not None or self.leaving:
             return None
+        if self.errand is not None:
+            return Job.APPLY
         state = self.state
-        if isinstance(state, Errored) and not _due(state):
+        if isinstance(state, Errored) and not due(state):
             return None
         state = stage_of(state)
         if isinstance(state, Init | DataSync):
@@ -143,11 +146,7 @@ class PipelineTable:
     @property
     def next_due(self) -> datetime | None:
         """When a retry comes due by itself."""
-        match self.state:
-            case Errored(retry=retry):
-                return retry.at
-            case _:
-                return None
+        return self.state.retry.at if isinstance(self.state, Errored) else None
 
     @property
     def idle_since(self) -> float:
@@ -219,7 +218,7 @@ class PipelineTable:
             self.enter(self.state.interrupted)
 
     def resync(self) -> None:
-        """Have the table copied again."""
+        """Have the table copied again. Waits for what the destination has taken."""
         self._attempts = 0
         self._forget_applier()
         self.enter(Init())
@@ -229,11 +228,11 @@ class PipelineTable:
         state = self.state
         if not isinstance(state, Errored):
             return
+        # It has no applier, so nothing has to be waited for.
         if not isinstance(state.interrupted, Init):
             # The state first: killed before the segments go, it only says too early
             # that they are gone. The other way round the gap would be silent.
             self.enter(without_changes(state, end, why))
-            self._forget_applier()
         self._context.journal.retire({self.id: end})
 
     def enter(self, state: StoredState) -> None:
@@ -256,6 +255,11 @@ class PipelineTable:
         self._succeeded()
 
     def _apply(self) -> None:
+        if (errand := self.errand) is not None:
+            self.errand = None  # if it fails, it is asked for again
+            errand()
+            self._outage.over()
+            return
         if isinstance(self.state, Errored):
             self.enter(self.state.interrupted)
         applier = self._applier or self._open_applier()
@@ -392,8 +396,3 @@ class PipelineTable:
         if isinstance(state, Errored):
             extra |= {"retry": state.retry.kind, "attempts": state.attempts}
         return extra
-
-
-def _due(state: Errored) -> bool:
-    retry = state.retry
-    return retry.kind == "timed" and retry.at is not None and retry.at <= datetime.now(UTC)
