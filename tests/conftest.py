@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.testing import EmbeddedPostgres
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _numbers = itertools.count(1)
 _OWN_ROOT = pytest.StashKey[Path]()
 
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 COMPLAINTS = ("ERROR", "FATAL", "WARNING", "unexpected EOF", "could not")
 

@@ -46,7 +46,6 @@ _numbers = itertools.count(1)
 # comes out differently each time.
 rich = settings(
     derandomize=True,
-    deadline=None,
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -151,7 +151,7 @@ def decode_or_refuse(messages: Sequence[bytes]) -> None:
     assert refusal is None or refusal.position is not None
 
 
-many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
 
 @many

@@ -14,6 +14,7 @@ import pytest
 from penstock.config import MIB, BatchConfig, JournalConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal import flush, writer
+from penstock.journal.flush import FlushBuilder
 from penstock.journal.memory import machine_memory
 from penstock.journal.receiver import Receiver
 from penstock.journal.writer import JournalWriter
@@ -202,13 +203,16 @@ def test_a_row_larger_than_the_memory_budget_passes(receiver: Any) -> None:
     assert any(event["event"] == "paused" for event in running.events)
 
 
-def test_the_end_of_a_flood_is_not_kept_waiting(receiver: Any) -> None:
+def test_the_end_of_a_flood_is_not_kept_waiting(
+    receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is flushed like a trickle, long before `max_fill_ms`: nothing more comes."""
-    running = receiver(batch=BatchConfig(max_fill_ms=30_000))
+    monkeypatch.setattr("penstock.journal.scribe._TRICKLE_SHARE", 0.001)
+    running = receiver(batch=BatchConfig(max_fill_ms=600_000))
     running.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     running.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 50000) g")
     everything = running.now()
-    wait_for(lambda: running.journal.end >= everything, limit=25)
+    wait_for(lambda: running.journal.end >= everything)
 
 
 def test_a_restart_goes_on_where_the_journal_ends(receiver: Any) -> None:
@@ -410,29 +414,38 @@ def test_the_slot_moves_while_only_unpublished_tables_change(
 
 
 def test_the_server_hears_from_us_although_the_disk_is_slow(
-    receiver: Any, database: Any, monkeypatch: pytest.MonkeyPatch
+    receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a sender timeout of one second and a scribe that is stuck for three."""
-    with database.connect() as connection:
-        connection.execute("ALTER SYSTEM SET wal_sender_timeout = '1s'")
-        connection.execute("SELECT pg_reload_conf()")
+    """The scribe is stuck until the server has heard from us several times."""
+    monkeypatch.setattr("penstock.journal.receiver.sender_timeout", lambda _: 0.3)
+    stuck, freed = threading.Event(), threading.Event()
+    original = FlushBuilder.flush
+
+    def slow(self: FlushBuilder, schemas: Any) -> Lsn:
+        stuck.set()
+        freed.wait()
+        return original(self, schemas)
+
+    running = receiver()
+    running.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    monkeypatch.setattr(FlushBuilder, "flush", slow)
+    replies = set()
+
+    def heard() -> bool:
+        replies.update(
+            running.connection.execute(
+                "SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots"
+                " ON pid = active_pid WHERE slot_name = %s",
+                [running.config.slot_name],
+            ).fetchall()
+        )
+        return len(replies) > 3
+
     try:
-        stuck = threading.Event()
-        from penstock.journal.flush import FlushBuilder
-
-        original = FlushBuilder.flush
-
-        def slow(self: FlushBuilder, schemas: Any) -> Lsn:
-            stuck.wait(3)
-            return original(self, schemas)
-
-        running = receiver()
-        running.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        monkeypatch.setattr(FlushBuilder, "flush", slow)
         running.execute("INSERT INTO t VALUES (1)")
-        assert [c["after"]["id"] for c in running.changes("t")] == [1]
-        assert not any(e["event"] == "reconnecting" for e in running.events)
+        wait_for(stuck.is_set)
+        wait_for(heard)
     finally:
-        with database.connect() as connection:
-            connection.execute("ALTER SYSTEM RESET wal_sender_timeout")
-            connection.execute("SELECT pg_reload_conf()")
+        freed.set()
+    assert [c["after"]["id"] for c in running.changes("t")] == [1]
+    assert not any(e["event"] == "reconnecting" for e in running.events)

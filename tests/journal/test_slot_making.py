@@ -24,8 +24,6 @@ from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 from tests.journal.conftest import Running
 
-SOON = 20.0
-
 
 @pytest.fixture
 def running(database: Database, tmp_path: Path) -> Iterator[Running]:
@@ -90,7 +88,7 @@ def test_one_signal_ends_a_receiver_that_waits_for_its_slot(
 ) -> None:
     with waiting_process(running) as child:
         child.send_signal(number)
-        wait_for(lambda: child.poll() is not None, "the receiver ignores the signal", SOON)
+        wait_for(lambda: child.poll() is not None, "the receiver ignores the signal")
         assert child.stdout is not None
         assert (child.returncode, child.stdout.read()) == (0, b"")
     assert slot(running) is None, "the server goes on with the slot"
@@ -114,7 +112,7 @@ def test_a_receiver_says_whom_it_waits_for(
 
     with caplog.at_level(logging.INFO), receiver_thread(running):
         expected = [writer.info.backend_pid]
-        wait_for(lambda: [x for x in said() if x["waiting_for_pids"] == expected], limit=SOON)
+        wait_for(lambda: [x for x in said() if x["waiting_for_pids"] == expected])
         assert said()[-1]["slot"] == running.config.slot_name
         writer.commit()
         wait_for(lambda: not running.journal.empty)
@@ -131,7 +129,7 @@ def test_a_slot_that_a_killed_receiver_has_left_half_made_is_used_when_it_is_the
         child.wait()
     assert is_being_made(running), "a server that waits does not notice"
     with receiver_thread(running):
-        wait_for(lambda: running.events or running.error, limit=SOON)
+        wait_for(lambda: running.events or running.error)
         assert running.error is None
         assert is_being_made(running)
         assert running.journal.empty
@@ -156,7 +154,7 @@ def test_a_slot_that_is_half_made_and_then_given_up_is_made_anew(
     with waiting_process(running) as child:
         child.kill()
     with receiver_thread(running):
-        wait_for(lambda: running.events or running.error, limit=SOON)
+        wait_for(lambda: running.events or running.error)
         half_made = slot(running)
         assert half_made is not None
         running.execute(f"SELECT pg_terminate_backend({half_made.active_pid})")

@@ -52,7 +52,6 @@ def try_out(count: int, examples: st.SearchStrategy[Any], run: Callable[[Any], N
     @settings(
         max_examples=count,
         derandomize=True,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

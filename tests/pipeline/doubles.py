@@ -69,10 +69,11 @@ class ScriptedDestination(Destination):
         self.before_write(name)
         for event in batch.events():
             _apply(self.tables[name], batch.table, event)
-        self.batches.append(batch)
         if self.tells_position:
             self.positions[name] = batch.end
-        return self._answer()
+        answer = self._answer()
+        self.batches.append(batch)  # last: who sees it finds its future
+        return answer
 
     def position(self, table: TableSchema) -> Lsn | None:
         self._note("position", str(table.name))

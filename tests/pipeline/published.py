@@ -71,7 +71,7 @@ class Replica:
             return caught_up == self.published(*queries)
 
         try:
-            wait_for(equal, limit=40)
+            wait_for(equal)
         except TimeoutError:
             assert caught_up == self.published(*queries)
 

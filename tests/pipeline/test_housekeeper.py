@@ -15,6 +15,7 @@ from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.housekeeper import Housekeeper
 from penstock.stores import MemoryStore
+from penstock.testing.waiting import wait_for
 
 
 class Failing:
@@ -46,7 +47,7 @@ def test_only_what_passes_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     housekeeper = Housekeeper(context, nothing, retention, fail)
     housekeeper.start()
-    assert failed.wait(30)
+    wait_for(failed.is_set)
     housekeeper.stop()
     [failure] = failures
     assert failure.kind is ErrorKind.INTERNAL

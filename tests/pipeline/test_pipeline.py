@@ -111,7 +111,10 @@ def test_what_stands_in_the_way_is_told_before_anything_is_made(source: Source) 
         pipeline.start()
     assert not pipeline.config.journal_path.exists()
     assert source.destination.calls == []
-    slots = source.connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone()
+    slots = source.connection.execute(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s",
+        [pipeline.config.slot_name],
+    ).fetchone()
     assert slots == (0,)
 
 
@@ -294,7 +297,7 @@ def test_the_cursor_waits_for_the_destinations_future(source: Source) -> None:
     pipeline.wait_until_ready(TIMEOUT)
     source.destination.status = "future"
     source.execute("INSERT INTO a VALUES (1001, 'later')")
-    wait_for(lambda: len(source.destination.futures) == 1)
+    wait_for(lambda: len(source.destination.batches) == 1)
     end = source.destination.batches[-1].end
     progress = pipeline.status().table("public.a")
     assert progress.cursor is not None

@@ -128,13 +128,13 @@ def test_the_session_is_named_for_its_purpose(source: PgConnection) -> None:
 
 
 def test_a_uri_is_combined_with_parameters(server: EmbeddedPostgres) -> None:
-    uri = f"postgresql:///template1?host={server.host}&port={server.port}&connect_timeout=3"
+    uri = f"postgresql:///template1?host={server.host}&port={server.port}&connect_timeout=300"
     with connect(PgConnection(uri=uri, dbname="postgres", user="postgres"), "test") as session:
         assert (session.info.dbname, session.info.user) == ("postgres", "postgres")
-        assert session.info.get_parameters()["connect_timeout"] == "3"
-    with connect(PgConnection(uri=uri, user="postgres", connect_timeout=7), "test") as session:
+        assert session.info.get_parameters()["connect_timeout"] == "300"
+    with connect(PgConnection(uri=uri, user="postgres", connect_timeout=700), "test") as session:
         assert session.info.dbname == "template1"
-        assert session.info.get_parameters()["connect_timeout"] == "7"
+        assert session.info.get_parameters()["connect_timeout"] == "700"
 
 
 def test_a_replication_session_speaks_the_replication_protocol(source: PgConnection) -> None:

@@ -18,6 +18,7 @@ from penstock.postgres.slots import drop_slot
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import Lsn
 from penstock.states import VisibleXids
+from penstock.testing.waiting import wait_for
 
 WRITERS = 6
 SNAPSHOTS = 40
@@ -102,12 +103,19 @@ def test_the_visible_transactions_are_exactly_what_a_copy_contains(
     session.execute("CREATE PUBLICATION pub FOR TABLE public.things")
     session.execute("CREATE SEQUENCE public.ids")
     session.execute("SELECT pg_create_logical_replication_slot('sight_slot', 'pgoutput')")
+    sights: list[Sight] = []
+
+    def looked_enough() -> bool:
+        sights.append(look(source))
+        first, last = sights[0].ids, sights[-1].ids
+        return len(sights) >= SNAPSHOTS and len(last) > SNAPSHOTS and last > first
+
     stop = threading.Event()
     writers = [threading.Thread(target=write, args=(source, n, stop)) for n in range(WRITERS)]
     for writer in writers:
         writer.start()
     try:
-        sights = [look(source) for _ in range(SNAPSHOTS)]
+        wait_for(looked_enough)
     finally:
         stop.set()
         for writer in writers:

@@ -69,7 +69,6 @@ def drawn(type: TextType) -> tuple[str, ...]:  # noqa: A002
         max_examples=EXAMPLES,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

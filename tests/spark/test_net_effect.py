@@ -111,7 +111,6 @@ cases = st.lists(
 )
 few_examples = settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -27,7 +27,8 @@ def store_database(server: EmbeddedPostgres) -> Iterator[str]:
 @pytest.fixture
 def postgres_url(server: EmbeddedPostgres, store_database: str) -> Iterator[str]:
     """A database without a store in it, as a URL through the socket."""
-    yield f"postgresql://postgres@/{store_database}?host={server.host}&port={server.port}"
+    where = f"host={server.host}&port={server.port}&connect_timeout=120"
+    yield f"postgresql://postgres@/{store_database}?{where}"
     with server.connect(store_database) as connection:
         connection.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
 

@@ -158,4 +158,4 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestStores.settings = settings(max_examples=30, stateful_step_count=30)

@@ -78,9 +78,9 @@ def test_a_slot_in_use_does_not_keep_its_database(
     ):
         with own_server.connect() as connection:
             query = "SELECT count(active_pid) FROM pg_replication_slots"
-            wait_for(lambda: connection.execute(query).fetchone() == (1,), limit=30)
+            wait_for(lambda: connection.execute(query).fetchone() == (1,))
         own_server.drop_database("used")
-        assert receiver.wait(30) != 0
+        assert receiver.wait(180) != 0
 
 
 def test_committed_rows_survive_kill_and_restart(own_server: EmbeddedPostgres) -> None:
@@ -185,7 +185,7 @@ def test_it_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
         pid, socket_directory = int(answer[0]), Path(answer[1])
         family = [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
         os.kill(owner.pid, signal.SIGKILL)
-    wait_for(lambda: all(is_gone(each) for each in family), limit=30)
+    wait_for(lambda: all(is_gone(each) for each in family))
     socket_directory.rmdir()  # empty, and the only thing left behind
 
 

@@ -103,6 +103,7 @@ class JournalArchive:
     def _run(self) -> None:
         try:
             while not self._stop.wait(_POLL_S):
+                self.follow()  # the journal does not wait for a server that is away
                 with (
                     contextlib.suppress(psycopg.OperationalError),  # it is being killed, too
                     psycopg.connect(self._dsn, autocommit=True) as connection,

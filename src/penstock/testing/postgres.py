@@ -25,8 +25,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +70,7 @@ _SOCKET_PORT = 5432
 _SOCKET_PREFIX = "penstock-pg-"
 _ABANDONED_SECONDS = 600.0
 _POLL_SECONDS = 0.02
+_CONNECT_SECONDS = 120
 
 
 class EmbeddedPostgres:
@@ -96,7 +99,7 @@ class EmbeddedPostgres:
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self.listen_tcp = listen_tcp
         self.start_timeout = start_timeout
-        self.port = _free_port() if listen_tcp else _SOCKET_PORT
+        self.port = self._reserve_port() if listen_tcp else _SOCKET_PORT
         self._installation = Installation.find(version)
         self._socket_directory: Path | None = None
         self._process: OwnedProcess | None = None
@@ -140,7 +143,13 @@ class EmbeddedPostgres:
                 hint="make it with listen_tcp=True",
             )
         host = "127.0.0.1" if tcp else self.host
-        return make_conninfo(host=host, port=self.port, user=SUPERUSER, dbname=dbname)
+        return make_conninfo(
+            host=host,
+            port=self.port,
+            user=SUPERUSER,
+            dbname=dbname,
+            connect_timeout=_CONNECT_SECONDS,
+        )
 
     # Life and death
 
@@ -258,6 +267,23 @@ class EmbeddedPostgres:
 
     # The parts of a start
 
+    def _reserve_port(self) -> int:
+        """A port that stays ours, over all starts.
+
+        Linux gives nobody a port that a socket is bound to, but lets one have it who asks for
+        it and for reuse, as Postgres does, while the first does not listen. Others refuse even
+        that; there somebody may be quicker than Postgres.
+        """
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port: int = reserved.getsockname()[1]
+        if sys.platform.startswith("linux"):
+            weakref.finalize(self, reserved.close)
+        else:
+            reserved.close()
+        return port
+
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         user = self._installation.user
@@ -364,13 +390,6 @@ def _remove_abandoned_socket_directories() -> None:
         with contextlib.suppress(OSError):
             if directory.stat().st_mtime < before:
                 directory.rmdir()  # which refuses one that is in use
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:
