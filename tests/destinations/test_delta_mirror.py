@@ -14,9 +14,18 @@ import pytest
 from penstock.destinations import DeltaDestination
 from penstock.destinations.base import Destination, SchemaChange, SchemaChangeAction
 from penstock.destinations.delta import mirror
-from penstock.schema import STRING, ColumnSchema, DdlNote, TableId, TableName, TableSchema
+from penstock.errors import PenstockError
+from penstock.schema import (
+    STRING,
+    ColumnSchema,
+    DdlNote,
+    ReplicaIdentity,
+    TableId,
+    TableName,
+    TableSchema,
+)
 from penstock.testing.sample_tables import KEYLESS, NOTES, note
-from penstock.testing.segments import Change, delete, insert, update
+from penstock.testing.segments import Change, delete, insert, joined, update
 from penstock.testing.stage import Stage
 
 VARIABLE = "${env:HOME}"
@@ -135,6 +144,36 @@ def test_rows_without_a_key_are_not_gathered_on_the_driver(spark: Any, tmp_path:
     assert sorted(stage.rows) == sorted(
         [(7, "new", None), *(tuple(row.values()) for row in rows[30:])]
     )
+
+
+def test_a_table_that_loses_its_key_after_a_merge(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a MERGE by key asks of Delta is not what one by whole rows does."""
+    monkeypatch.setattr(mirror, "LISTED_KEYS", 0)
+    keyed = replace(NOTES, identity=ReplicaIdentity.FULL)
+    stage = staged(spark, tmp_path, keyed)
+    stage.copy([note(1, "one"), note(2, "two")])
+    stage.apply([update(note(1, "new"), note(1, "one"))])
+    keyless = replace(keyed, columns=tuple(replace(c, key_position=None) for c in keyed.columns))
+    change = SchemaChange(keyed, replace(keyless, note=DdlNote(xid=1)))
+    assert stage.destination.change_schema(change) is SchemaChangeAction.CONTINUE
+    stage.table = stage.script.table = keyless
+    stage.apply([delete(note(1, "new"))])
+    assert stage.rows == [(2, "two", None)]
+
+
+def test_a_batch_of_which_another_driver_has_committed_a_part(spark: Any, tmp_path: Path) -> None:
+    stage = staged(spark, tmp_path, NOTES)
+    stage.copy([note(1)])
+    first = stage.script.batch([insert(note(2))])
+    second = stage.script.batch([insert(note(3))])
+    stage.write(first)
+    with pytest.raises(PenstockError, match="another driver"):
+        stage.write(joined(first, second))
+    assert [row[0] for row in stage.rows] == [1, 2]
+    stage.write(second)
+    assert [row[0] for row in stage.rows] == [1, 2, 3]
 
 
 def test_a_large_batch_of_odd_names_that_moves_rows(

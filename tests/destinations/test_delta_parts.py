@@ -141,6 +141,12 @@ def test_files_are_moved_only_within_a_filesystem(tmp_path: Path) -> None:
             ErrorKind.DESTINATION_TIMEOUT,
         ),
         ("io.delta.exceptions.ConcurrentTransactionException: x", ErrorKind.DESTINATION_REJECTED),
+        ("ExecutorLostFailure (executor 3 exited)", ErrorKind.DESTINATION_TIMEOUT),
+        ("org.apache.spark.shuffle.FetchFailedException", ErrorKind.DESTINATION_TIMEOUT),
+        ("[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block", ErrorKind.DESTINATION_TIMEOUT),
+        ("java.lang.OutOfMemoryError: Java heap space", ErrorKind.DESTINATION_TIMEOUT),
+        ("Job 3 cancelled because SparkContext was shut down", ErrorKind.INTERNAL),
+        ("No active or default Spark session found", ErrorKind.INTERNAL),
         ("something else", ErrorKind.DESTINATION_REJECTED),
     ],
 )

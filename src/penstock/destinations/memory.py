@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from penstock.destinations.base import (
@@ -144,11 +144,16 @@ class MemoryDestination(Destination):
         with self._lock:
             table = self._tables.get(batch.table.id)
             if table is None:
-                table = self._tables[batch.table.id] = _Table(batch.table, batch.copy_id)
-            for event in _not_before(events, table.position):
+                table = _Table(batch.table, batch.copy_id)
+            else:
+                # What fails in the middle leaves nothing behind.
+                table = replace(table, rows=list(table.rows), by_key=dict(table.by_key))
+            new = list(_not_before(events, table.position))
+            for event in new:
                 table.apply(event)
-                table.events.append(event)
+            table.events += new
             table.position = max(batch.end, table.position or batch.end)
+            self._tables[batch.table.id] = table
         return WriteStatus.DURABLE
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:

@@ -29,6 +29,7 @@ from penstock.pipeline.standing import Standing
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
+from penstock.spark.own_session import own_session
 from penstock.states import (
     DataSync,
     Errored,
@@ -62,7 +63,7 @@ class PipelineTable:
     ) -> None:
         self._context = context
         self._wake = wake
-        self._session = context.spark.newSession()
+        self._session = own_session(context.spark)
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
         self._upkeep = Upkeep()

@@ -12,6 +12,7 @@ of every autumn is ambiguous.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -55,14 +56,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @lru_cache(maxsize=1024)
-def _data_type(type: ValueType) -> DataType:  # noqa: A002
-    return DataType.fromDDL(spark_type(type))
+def data_type(type: ValueType) -> DataType:  # noqa: A002
+    # What `timestamp` alone is depends on the active session's settings.
+    return DataType.fromDDL(re.sub(r"\btimestamp\b", "timestamp_ltz", spark_type(type)))
 
 
 @lru_cache(maxsize=1024)
 def spark_schema(table: TableSchema) -> StructType:
     """A table's rows as Spark sees them. Every column may be NULL, whatever Postgres says."""
-    return StructType([StructField(c.name, _data_type(c.type)) for c in table.columns])
+    return StructType([StructField(c.name, data_type(c.type)) for c in table.columns])
 
 
 @lru_cache(maxsize=1024)

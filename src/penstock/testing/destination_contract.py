@@ -212,6 +212,18 @@ class DestinationContract(ABC):
             notes.apply([*before, Change("i", None, note(2), ("note",))])
         assert notes.rows == there
 
+    @pytest.mark.parametrize("before", [[], [truncate()]])
+    def test_a_value_that_is_nowhere_is_not_taken_for_null(
+        self, notes: Stage, before: list[Change]
+    ) -> None:
+        """The publication leaves inserts out, and the row came after the copy."""
+        there = notes.rows
+        changes = [*before, update(note(5, rank=5), unchanged=["note"])]
+        lacking = notes.script.batch(changes, exact=False)
+        with pytest.raises(PenstockError):
+            notes.write(lacking)
+        assert notes.rows == there
+
     def test_an_unchanged_value_is_kept(self, notes: Stage) -> None:
         notes.apply([update(note(1, rank=10), unchanged=["note"]), delete({"id": 3})])
         assert notes.rows == [(1, "one", 10), (2, "two", 2)]

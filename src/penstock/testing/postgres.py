@@ -23,12 +23,9 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +39,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing.installation import Installation, open_path_to
 from penstock.testing.owned_process import OwnedProcess, environment, identity, is_alive
+from penstock.testing.ports import ReservedPort
 from penstock.testing.postmaster import is_served, postmaster_status
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -99,7 +97,8 @@ class EmbeddedPostgres:
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self.listen_tcp = listen_tcp
         self.start_timeout = start_timeout
-        self.port = self._reserve_port() if listen_tcp else _SOCKET_PORT
+        self._reserved = ReservedPort() if listen_tcp else None
+        self.port = self._reserved.number if self._reserved else _SOCKET_PORT
         self._installation = Installation.find(version)
         self._socket_directory: Path | None = None
         self._process: OwnedProcess | None = None
@@ -266,23 +265,6 @@ class EmbeddedPostgres:
             )
 
     # The parts of a start
-
-    def _reserve_port(self) -> int:
-        """A port that stays ours, over all starts.
-
-        Linux gives nobody a port that a socket is bound to, but lets one have it who asks for
-        it and for reuse, as Postgres does, while the first does not listen. Others refuse even
-        that; there somebody may be quicker than Postgres.
-        """
-        reserved = socket.socket()
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port: int = reserved.getsockname()[1]
-        if sys.platform.startswith("linux"):
-            weakref.finalize(self, reserved.close)
-        else:
-            reserved.close()
-        return port
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

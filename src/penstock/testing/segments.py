@@ -25,6 +25,7 @@ from penstock.journal.manifest import ChangeCounts, SegmentRef
 from penstock.postgres.types import arrow_type
 from penstock.schema import ZERO_LSN, Lsn, ReplicaIdentity, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
+from penstock.spark.own_session import own_session
 from penstock.states import VisibleXids
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Script:
     ) -> None:
         self.table = table
         self.directory = directory
-        self.session = session.newSession()
+        self.session = own_session(session)
         self.pipeline_id = pipeline_id
         self.copy_id = "none"
         self.end = ZERO_LSN

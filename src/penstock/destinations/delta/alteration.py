@@ -23,6 +23,7 @@ from penstock.destinations.delta import statements
 from penstock.destinations.delta.statements import quoted
 from penstock.postgres.types import spark_type
 from penstock.schema import ColumnSchema, TableSchema, ValueKind, ValueType
+from penstock.spark.frames import data_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,7 +150,7 @@ class Alteration:
             if column.name in new:
                 name = names.get(column.name)
                 value = F.col(f"{_FILLS}.{name}") if name else F.lit(None)
-            columns.append(value.cast(spark_type(column.type)).alias(column.name))
+            columns.append(value.cast(data_type(column.type)).alias(column.name))
         own = session.read.format("delta").load(path).select(F.struct("*").alias("own"))
         rows = own.crossJoin(F.broadcast(fills.alias(_FILLS))).select(*columns)
         writer = rows.write.format("delta").mode("overwrite")

@@ -27,7 +27,11 @@ from penstock.destinations.delta.first_commit import has_local_times, write_firs
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.mirror import Mirror
-from penstock.destinations.delta.ownership import require_replaceable, require_same_copy
+from penstock.destinations.delta.ownership import (
+    require_not_begun,
+    require_replaceable,
+    require_same_copy,
+)
 from penstock.destinations.delta.properties import (
     can_have_vectors,
     needs_mapping,
@@ -38,6 +42,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.schema import Lsn, TableName, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
+from penstock.spark.own_session import own_session
 from penstock.states import copy_id_of
 
 if TYPE_CHECKING:
@@ -109,7 +114,7 @@ class DeltaDestination(Destination):
         return self._started
 
     def _new_session(self) -> SparkSession:
-        return statements.verbatim((self.spark or self._context.spark).newSession())
+        return own_session(self.spark or self._context.spark)
 
     # Copies.
 
@@ -125,7 +130,6 @@ class DeltaDestination(Destination):
         require_distinct_names(table)
         mark = Mark(self._context.pipeline_id, table.id, rows.id)
         with explained(table.name, path):
-            statements.verbatim(rows.session)
             if self.mode == "history":
                 self._add_copy(table, rows, path, mark)
             elif not self._take_over(table, rows, path, mark):
@@ -214,8 +218,8 @@ class DeltaDestination(Destination):
         path = self.path(table.name)
         with explained(table.name, path, batch.end):
             mark = Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end)
-            self._require_table(table, path, mark)
-            mark.sign(statements.verbatim(batch.session))
+            self._require_table(table, path, mark, batch.start)
+            mark.sign(batch.session)
             _repeated(table, lambda: self._write_batch(batch, path))
         self._backlog.add(table.id)
         return WriteStatus.DURABLE
@@ -279,9 +283,9 @@ class DeltaDestination(Destination):
         mirror = self.mode == "mirror"
         return SchemaChangeAction.RESYNC if mirror else SchemaChangeAction.CONTINUE
 
-    def _require_table(self, table: TableSchema, path: str, mark: Mark) -> None:
+    def _require_table(self, table: TableSchema, path: str, mark: Mark, start: Lsn) -> None:
         """Refuse to go on without the copy: an append would make a table of its own, or add to
-        somebody else's."""
+        somebody else's. And where a part of the batch is there already."""
         # Looking is quick on a local filesystem only.
         found, now = self._found.get(mark.copy_id), time.monotonic()
         if location.local(path) is None and found is not None and now < found + _LOOK_SECONDS:
@@ -293,7 +297,9 @@ class DeltaDestination(Destination):
                 hint="copy it again: `penstock resync` it",
                 table=table.name,
             )
-        require_same_copy(table.name, path, self._mark(path), mark)
+        newest = self._mark(path)
+        require_same_copy(table.name, path, newest, mark)
+        require_not_begun(table.name, path, newest, mark, start)
         self._found[mark.copy_id] = now
 
     def _write_batch(self, batch: ChangeBatch, path: str) -> None:

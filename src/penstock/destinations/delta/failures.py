@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.destinations.delta.ownership import ONE_DRIVER
 from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
@@ -26,6 +27,12 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _SLOW = re.compile(r"Could not execute broadcast in|TimeoutException", re.IGNORECASE)
+_LOST = re.compile(
+    r"ExecutorLostFailure|FetchFailed|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|OutOfMemoryError"
+)
+_STOPPED = re.compile(
+    r"No active or default Spark session|stopped SparkContext|SparkContext was shut down"
+)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 
@@ -50,7 +57,7 @@ def explain(
 def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
     text = str(error)
     cause = first_line(text)
-    if is_gone(error):
+    if is_gone(error) or _STOPPED.search(text):
         return (
             ErrorKind.INTERNAL,
             f"Spark's driver ended while {path} was written: {cause}",
@@ -72,7 +79,7 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
         return (
             ErrorKind.DESTINATION_REJECTED,
             f"another driver writes the same table, {path}",
-            "stop the other one: one pipeline id may run only once at a time",
+            ONE_DRIVER,
         )
     if is_conflict(error):
         return (
@@ -109,6 +116,12 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
             ErrorKind.DESTINATION_TIMEOUT,
             f"Spark took too long to write {path}: {cause}",
             "give Spark more processors or memory; the table is tried again",
+        )
+    if _LOST.search(text):
+        return (
+            ErrorKind.DESTINATION_TIMEOUT,
+            f"Spark lost a part of its work for {path}: {cause}",
+            "the table is tried again; if it comes again, give Spark's executors more memory",
         )
     return (
         ErrorKind.DESTINATION_REJECTED,

@@ -66,7 +66,11 @@ class Mirror:
         self.session.conf.unset(_FILE_FACTOR)
         effect = self.batch.net_effect()
         if effect.truncated:
-            self._write(_upserted(effect), "overwrite")
+            rows = effect.rows
+            if effect.may_miss:
+                # Nothing is left to take a value from that was not resent.
+                rows = self._filled(rows, self._own_rows("false"))
+            self._write(_upserted(effect, rows), "overwrite")
         elif effect.only_new:
             self._write(_upserted(effect), "append")
         elif not effect.keyed:
@@ -140,13 +144,12 @@ class Mirror:
             columns += [F.col("missing")]
         rows.where("NOT (new AND deleted)").select(*columns).createOrReplaceTempView(_SOURCE)
         self._choose_vectors()
+        merge = statements.merge(self.table, self.path, _SOURCE, self._key_range(), effect.may_miss)
         # The source is computed once already, and the same each time it is asked for.
-        self.session.conf.set("spark.databricks.delta.merge.materializeSource", "none")
-        self._run(
-            statements.merge(self.table, self.path, _SOURCE, self._key_range(), effect.may_miss)
-        )
+        self._run(merge, materialize="none")
 
-    def _run(self, merge: str) -> None:
+    def _run(self, merge: str, materialize: str) -> None:
+        self.session.conf.set("spark.databricks.delta.merge.materializeSource", materialize)
         # Files are many times smaller than their values can be in memory, and Spark broadcasts
         # a table whose files are small. The source's size has been judged before.
         self.session.conf.set(_FILE_FACTOR, "1000")
@@ -253,7 +256,8 @@ class Mirror:
             gone = shrunk.select(F.lit(True).alias("gone"), *_flat(self.table))
             come = _repeated(left.unionByName(rows.where("change > 0")), flat=self.table)
             gone.unionByName(come.withColumn("gone", F.lit(False))).createOrReplaceTempView(_SOURCE)
-            self._run(statements.merge_counts(self.table, self.path, _SOURCE))
+            merge = statements.merge_counts(self.table, self.path, _SOURCE)
+            self._run(merge, materialize="auto")
         finally:
             rows.unpersist()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from penstock.destinations.delta.mark import Mark
 from penstock.errors import ErrorKind, PenstockError
-from penstock.schema import TableName
+from penstock.schema import Lsn, TableName
+
+ONE_DRIVER = "stop the other one: one pipeline id may run only once at a time"
 
 
 def require_replaceable(name: TableName, path: str, newest: Mark | None, mark: Mark) -> None:
@@ -46,3 +48,23 @@ def require_same_copy(name: TableName, path: str, newest: Mark | None, mark: Mar
         hint="give each its own place (root, or naming), then `penstock resync` the table",
         table=name,
     )
+
+
+def require_not_begun(
+    name: TableName, path: str, newest: Mark | None, mark: Mark, start: Lsn
+) -> None:
+    """Raise where a part of the batch from `start` to `mark` is there, and the rest is not.
+
+    It was committed by another driver. The fence refuses what is there as a whole, and what
+    is committed at the same time; it does not see that its version and ours overlap.
+    """
+    if newest is None or newest.position is None or mark.position is None:
+        return
+    if start < newest.position < mark.position:
+        raise PenstockError(
+            ErrorKind.DESTINATION_REJECTED,
+            f"a part of the batch is at {path} already: another driver writes the same table",
+            hint=ONE_DRIVER,
+            table=name,
+            position=mark.position,
+        )

@@ -8,24 +8,10 @@ a user's column can meet one of ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from penstock.schema import ColumnSchema, TableSchema, ValueKind
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _INTEGERS = frozenset({ValueKind.SHORT, ValueKind.INTEGER, ValueKind.LONG})
-
-
-def verbatim(session: SparkSession) -> SparkSession:
-    """Let Spark read the SQL of `session` as it is written.
-
-    Left to itself it puts values in for `${env:HOME}` and the like, within quotes too: another
-    name or key would be meant, and what is in the environment come into an error.
-    """
-    session.conf.set("spark.sql.variable.substitute", "false")
-    return session
 
 
 def quoted(name: str) -> str:
