@@ -63,10 +63,12 @@ _BROUGHT_BY_SPARK = (
 
 # For sessions of a minute or a test: a JVM that compiles quickly rather than well
 # does their work in half the processor time. Left to itself such a JVM has room for 48 MB
-# of compiled code, and once that is full interprets the rest, for ever.
+# of compiled code, and once that is full interprets the rest, for ever. To verify the classes
+# that Spark brings is a fifth of what is left (19 s instead of 23 for the first three commits).
 SHORT_LIVED = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:ReservedCodeCacheSize=240m"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 }
 # And for many small batches of ever new shapes: what is generated for one of them is not
 # worth compiling.
