@@ -11,14 +11,10 @@ from penstock.postgres.connection import Session, connect
 from penstock.testing.proxy import Proxy
 from penstock.testing.waiting import wait_for
 from tests.conftest import Database
-from tests.journal.conftest import Running, StartReceiver
+from tests.journal.conftest import StartReceiver
+from tests.journal.test_receiver_network import complaints, through
 
-
-def given_up(running: Running) -> bool:
-    why = "has not answered a question to the catalog for 1 s"
-    return any(
-        event["event"] == "reconnecting" and why in event["reason"] for event in running.events
-    )
+GIVEN_UP = "has not answered a question to the catalog for 1 s"
 
 
 def test_a_catalog_that_no_longer_answers_is_asked_anew(
@@ -26,16 +22,9 @@ def test_a_catalog_that_no_longer_answers_is_asked_anew(
 ) -> None:
     monkeypatch.setattr("penstock.journal.receiver._ANSWER_S", 1.0)
     with Proxy(database.server) as proxy:
-        behind_proxy = PgConnection(
-            host="127.0.0.1",
-            port=proxy.port,
-            user="postgres",
-            dbname=database.name,
-            connect_timeout=120,
-        )
 
         def through_proxy(_: PgConnection, purpose: str, **options: Any) -> Session:
-            return connect(behind_proxy, purpose, **options)
+            return connect(through(proxy, database), purpose, **options)
 
         monkeypatch.setattr("penstock.journal.receiver.connect", through_proxy)
         running = receiver()
@@ -46,7 +35,7 @@ def test_a_catalog_that_no_longer_answers_is_asked_anew(
             proxy.stall()
             running.execute("CREATE TABLE u (id int PRIMARY KEY)")
             running.execute("INSERT INTO u VALUES (1)")
-            wait_for(lambda: given_up(running), "it says something")
+            wait_for(lambda: GIVEN_UP in complaints(running), "it says something")
             proxy.resume()
             assert [c["after"]["id"] for c in running.changes("u")] == [1]
             assert [c["after"]["id"] for c in running.changes("t")] == [1]

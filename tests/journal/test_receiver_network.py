@@ -76,6 +76,16 @@ def complaints(running: Running) -> str:
     return " ".join(str(e.get("reason")) for e in running.events if e["event"] == "reconnecting")
 
 
+def through(proxy: Proxy, database: Database) -> PgConnection:
+    return PgConnection(
+        host="127.0.0.1",
+        port=proxy.port,
+        user="postgres",
+        dbname=database.name,
+        connect_timeout=120,
+    )
+
+
 def test_a_network_that_cuts_refuses_and_stalls(
     receiver: StartReceiver, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,15 +93,7 @@ def test_a_network_that_cuts_refuses_and_stalls(
     monkeypatch.setattr("penstock.journal.receiver.sender_timeout", lambda _: 1.0)
     clock.step = 0.0
     with Proxy(database.server) as proxy:
-        running = receiver(
-            pg_connection=PgConnection(
-                host="127.0.0.1",
-                port=proxy.port,
-                user="postgres",
-                dbname=database.name,
-                connect_timeout=120,
-            )
-        )
+        running = receiver(pg_connection=through(proxy, database))
         running.execute("CREATE TABLE t (id int PRIMARY KEY)")
         running.execute("INSERT INTO t VALUES (1)")
         running.catch_up()
