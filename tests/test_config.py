@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr
 
-from penstock.config import JournalConfig, PgConnection, load_config
+from penstock import config
+from penstock.config import (
+    FileConfig,
+    JournalConfig,
+    PgConnection,
+    PipelineConfig,
+    TableSyncCopy,
+    load_config,
+)
 from penstock.errors import ErrorKind, PenstockError
 
 MINIMAL = "id: shop\npublication_name: p\npg_connection: {host: h}\n"
@@ -35,6 +47,46 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     error = refusal(tmp_path, "publication_name: p\nmax_apply_workers: 0\n")
     for name in ("id is missing", "pg_connection is missing", "max_apply_workers"):
         assert name in error.message
+    error = refusal(tmp_path, MINIMAL + "journal: {max_byte: 1}\nbatch: {max_fill_ms: x}\n")
+    assert "c.yaml: batch.max_fill_ms: " in error.message
+    assert "; unknown key journal.max_byte: did you mean max_bytes?" in error.message
+
+
+def refused(model: Callable[..., object], **settings: Any) -> str:
+    """What Python is told."""
+    with pytest.raises(PenstockError) as caught:
+        model(**settings)
+    assert caught.value.kind is ErrorKind.CONFIG
+    assert caught.value.hint
+    return caught.value.message
+
+
+MODELS = [
+    *(FileConfig, PipelineConfig, PgConnection, JournalConfig, TableSyncCopy, config.BatchConfig),
+    *(config.BackpressureConfig, config.StoreConfig, config.DestinationConfig, config.SparkConfig),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_python_is_told_what_a_file_is(model: type[FileConfig]) -> None:
+    known = next(iter(model.model_fields))
+    message = refused(model, **{f"{known}x": "hunter2"})
+    assert message.startswith(f"{model.__name__}: ")
+    assert f"unknown key {known}x: did you mean {known}?" in message
+    assert "hunter2" not in message
+
+
+def test_python_is_told_every_problem_at_once() -> None:
+    message = refused(PipelineConfig, id="A", max_aply_workers=2, journal={"max_byte": 1})
+    for problem in (
+        "id: ",
+        "publication_name is missing",
+        "unknown key max_aply_workers: did you mean max_apply_workers?",
+        "unknown key journal.max_byte: did you mean max_bytes?",
+    ):
+        assert problem in message
+    message = refused(JournalConfig, max_bytes=1000, max_table_bytes=1000)
+    assert message.startswith("JournalConfig: max_table_bytes (1000) must be smaller")
 
 
 @pytest.mark.parametrize("location", ["/data/[x]", "/data/*", "s3://bucket/journal"])
@@ -48,6 +100,78 @@ def test_one_table_may_not_hold_the_whole_journal(tmp_path: Path) -> None:
     assert JournalConfig().max_table_bytes == 4 * 2**30
     error = refusal(tmp_path, MINIMAL + "journal: {max_bytes: 1000, max_table_bytes: 1000}\n")
     assert "journal: max_table_bytes (1000) must be smaller than max_bytes" in error.message
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("some", "table_sync_copy.mode: "),
+        ("only", "table_sync_copy: mode only needs tables"),
+        ("{mode: except, tables: []}", "table_sync_copy: mode except needs tables"),
+        ("{tables: [public.a]}", "table_sync_copy: tables need a mode: only or except"),
+        ("{mode: all, tables: [public.a]}", "table_sync_copy: mode all goes without tables"),
+        ("{mode: none, tables: [public.a]}", "table_sync_copy: mode none goes without tables"),
+        ("{mode: only, tables: [public.a, b]}", "tables.1: b has no schema: write schema.table"),
+    ],
+)
+def test_tables_to_copy_that_mean_nothing_are_refused(
+    tmp_path: Path, given: str, problem: str
+) -> None:
+    assert problem in refusal(tmp_path, MINIMAL + f"table_sync_copy: {given}\n").message
+
+
+def test_one_word_says_which_tables_are_copied(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for word in ("all", "none"):
+        path.write_text(MINIMAL + f"table_sync_copy: {word}\n")
+        assert load_config(path).table_sync_copy == TableSyncCopy(mode=word)
+    some = TableSyncCopy(mode="only", tables=('odd.na"me.d',))
+    assert some.includes('odd.na"me.d')
+    assert not some.includes("public.orders")
+
+
+def test_a_column_of_a_table_without_schema_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, MINIMAL + "column_types: {orders: {note: string}}\n")
+    assert "column_types.orders: orders has no schema: write schema.table" in error.message
+
+
+def test_every_parameter_of_libpq_is_known() -> None:
+    options = psycopg.pq.Conninfo.get_defaults()
+    given: dict[str, str] = {o.keyword.decode(): "1" for o in options}
+    assert {k: str(v) for k, v in PgConnection(**given).parameters().items()} == given
+    secrets = {o.keyword.decode() for o in options if o.dispchar == b"*"}
+    for secret in secrets | {"scram_client_key", "scram_server_key"}:
+        assert "hunter2" not in repr(PgConnection(**{secret: "hunter2"}))
+
+
+def test_a_parameter_may_be_a_number_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        MINIMAL.replace(
+            "host: h",
+            "host: 'a,b', port: '5432,5433', sslsni: 0, min_protocol_version: 3.2",
+        )
+    )
+    found = load_config(path).pg_connection.parameters()
+    assert (found["port"], found["sslsni"]) == ("5432,5433", 0)
+    assert found["min_protocol_version"] == "3.2"
+
+
+@pytest.mark.parametrize("port", ["hunter2", "5432,hunter2", "", 5.5, [5432]])
+def test_a_port_that_is_none_is_refused(port: object) -> None:
+    message = refused(PgConnection, port=port)
+    assert message.startswith("PgConnection: port: write a number, or with several hosts")
+    assert "hunter2" not in message
+
+
+def test_a_uri_may_stand_alone(tmp_path: Path) -> None:
+    uri = "postgresql://penstock:hunter2@h:5432/shop"
+    path = tmp_path / "c.yaml"
+    path.write_text(MINIMAL.replace("{host: h}", uri))
+    assert load_config(path).pg_connection == PgConnection(uri=uri)
+    settings: dict[str, Any] = {"id": "x", "publication_name": "p", "pg_connection": uri}
+    assert PipelineConfig(**settings).pg_connection.parameters()["uri"] == uri
+    assert "hunter2" not in refused(PipelineConfig, **settings | {"id": "X"})
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
@@ -161,9 +285,28 @@ def test_a_password_is_never_shown(tmp_path: Path) -> None:
     assert "secret-word" not in repr(load_config(path))
 
 
+def test_a_secret_prints_as_three_stars() -> None:
+    given = PgConnection(host="h", password="open sesame")
+    assert str(given.password) == "***"
+    assert repr(given) == "PgConnection(host='h', password=Secret('***'), connect_timeout=10)"
+    assert str(given) == "host='h' password=Secret('***') connect_timeout=10"
+    assert '"password":"***"' in given.model_dump_json()
+    assert "'***'" in repr(config.StoreConfig())
+
+
+def test_a_secret_is_still_pydantics() -> None:
+    given = PgConnection(host="h", password="open sesame")
+    plain = SecretStr("open sesame")
+    assert PgConnection(host="h", password=plain) == given == pickle.loads(pickle.dumps(given))
+    assert given.password == plain
+    assert plain == given.password
+    assert given.password != SecretStr("open barley")
+    assert hash(given.password) == hash(plain)
+    assert given.parameters()["password"] == "open sesame"
+
+
 @pytest.mark.parametrize(("name", "value"), [("pasword", "hunter2"), ("password", 123456)])
 def test_a_wrong_argument_is_named_without_its_value(name: str, value: object) -> None:
-    with pytest.raises(ValidationError) as caught:
-        PgConnection(**{name: value})
-    assert name in str(caught.value)
-    assert str(value) not in str(caught.value)
+    message = refused(PgConnection, **{name: value})
+    assert name in message
+    assert str(value) not in message

@@ -10,13 +10,17 @@ environment, so that a password need not be in the file; see `yaml_file`).
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretStr,
     ValidationError,
     field_validator,
@@ -30,36 +34,128 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 
 
+class Secret(SecretStr):
+    """Pydantic's, and equal to it where the text is; prints as `***`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretStr) and other.get_secret_value() == self.get_secret_value()
+
+    __hash__ = SecretStr.__hash__
+
+    def _display(self) -> str:
+        return "***"
+
+
+def _secret(given: SecretStr) -> Secret:
+    return Secret(given.get_secret_value())
+
+
+def _with_schema(table: str) -> str:
+    if "." not in table:
+        raise ValueError(f"{table} has no schema: write schema.table")
+    return table
+
+
+_SecretText = Annotated[
+    SecretStr, AfterValidator(_secret), PlainSerializer(str, return_type=str, when_used="json")
+]
+_Version = Annotated[str, Field(coerce_numbers_to_str=True)]
+_QualifiedName = Annotated[str, AfterValidator(_with_schema)]
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    def __init__(self, /, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise config_error(error, type(self), type(self).__name__) from None
+
+    # Without this mark pydantic would call it for the models inside of a model as well, and
+    # the first of them to fail would hide what else is wrong, and where it stands itself.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
 
 class PgConnection(_Model):
-    """How to reach Postgres: a URI, or libpq's own parameters.
+    """How to reach Postgres: a URI, or libpq's own parameters, which count for more.
 
     Names and meanings are libpq's. What is not given comes from libpq's usual
-    places (environment, service file, password file).
+    places (environment, service file, password file). The last four are known
+    because a connection string may have them: our sessions have their own.
     """
 
-    uri: SecretStr | None = None
+    uri: _SecretText | None = None
     host: str | None = None
     hostaddr: str | None = None
-    port: int | None = None
+    port: int | str | None = None
     dbname: str | None = None
     user: str | None = None
-    password: SecretStr | None = None
+    password: _SecretText | None = None
     passfile: str | None = None
     service: str | None = None
-    sslmode: str | None = None
-    sslrootcert: str | None = None
-    sslcert: str | None = None
-    sslkey: str | None = None
+    target_session_attrs: str | None = None
+    load_balance_hosts: str | None = None
     connect_timeout: int = 10
     keepalives: int | None = None
     keepalives_idle: int | None = None
     keepalives_interval: int | None = None
     keepalives_count: int | None = None
+    tcp_user_timeout: int | None = None
     options: str | None = None
+    sslmode: str | None = None
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
+    sslpassword: _SecretText | None = None
+    sslcertmode: str | None = None
+    sslcrl: str | None = None
+    sslcrldir: str | None = None
+    sslnegotiation: str | None = None
+    sslcompression: int | None = None
+    sslsni: int | None = None
+    sslkeylogfile: str | None = None
+    ssl_min_protocol_version: str | None = None
+    ssl_max_protocol_version: str | None = None
+    min_protocol_version: _Version | None = None
+    max_protocol_version: _Version | None = None
+    channel_binding: str | None = None
+    require_auth: str | None = None
+    requirepeer: str | None = None
+    gssencmode: str | None = None
+    gsslib: str | None = None
+    gssdelegation: int | None = None
+    krbsrvname: str | None = None
+    scram_client_key: _SecretText | None = None
+    scram_server_key: _SecretText | None = None
+    oauth_issuer: str | None = None
+    oauth_client_id: str | None = None
+    oauth_client_secret: _SecretText | None = None
+    oauth_scope: str | None = None
+    application_name: str | None = None
+    fallback_application_name: str | None = None
+    client_encoding: str | None = None
+    replication: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_a_uri(cls, given: Any) -> Any:
+        return {"uri": given} if isinstance(given, str) else given
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _one_or_one_for_each_host(cls, port: Any) -> Any:
+        match port:
+            case str() if port.isdecimal():
+                return int(port)
+            case str() if re.fullmatch("[0-9]*(,[0-9]*)+", port):
+                return port
+            case int() | None:
+                return port
+        raise ValueError("write a number, or with several hosts one for each: 5432,5433")
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [(name, value) for name, value in super().__repr_args__() if value is not None]
 
     def parameters(self) -> dict[str, Any]:
         """libpq parameters, secrets revealed. The URI, if any, is under `uri`."""
@@ -126,7 +222,22 @@ class TableSyncCopy(_Model):
     """Which tables are copied before they are streamed."""
 
     mode: Literal["all", "none", "only", "except"] = "all"
-    tables: tuple[str, ...] = ()
+    tables: tuple[_QualifiedName, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_is_a_mode(cls, given: Any) -> Any:
+        return {"mode": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _tables_with_only_and_except(self) -> Self:
+        if self.tables and "mode" not in self.model_fields_set:
+            raise ValueError("tables need a mode: only or except")
+        if self.tables and self.mode in ("all", "none"):
+            raise ValueError(f"mode {self.mode} goes without tables; only and except have them")
+        if not self.tables and self.mode in ("only", "except"):
+            raise ValueError(f"mode {self.mode} needs tables: [schema.table, ...]")
+        return self
 
     def includes(self, table: str) -> bool:
         match self.mode:
@@ -160,7 +271,7 @@ class PipelineConfig(_Model):
     invalidated_slot_behavior: Literal["error", "recreate"] = "error"
     failover: bool = False
     on_unrepresentable: Literal["error", "null"] = "error"
-    column_types: dict[str, dict[str, str]] = Field(default_factory=dict)
+    column_types: dict[_QualifiedName, dict[str, str]] = Field(default_factory=dict)
     replication_lag_refresh_interval_ms: int = Field(1000, gt=0)
 
     @property
@@ -176,7 +287,7 @@ class StoreConfig(_Model):
     """The store of a YAML file: `memory`, or `sql` with a SQLAlchemy URL."""
 
     type: Literal["sql", "memory"] = "sql"
-    url: SecretStr = SecretStr("sqlite:///penstock.db")
+    url: _SecretText = Secret("sqlite:///penstock.db")
 
 
 class DestinationConfig(_Model):
@@ -215,7 +326,7 @@ def config_error(error: ValidationError, model: type[BaseModel], where: str) -> 
     """Pydantic's findings as one error that names each field."""
     problems = []
     for finding in error.errors(include_input=False, include_url=False):
-        location = [str(part) for part in finding["loc"]]
+        location = [str(part) for part in finding["loc"] if part != "[key]"]
         name = ".".join(location)
         if finding["type"] == "extra_forbidden":
             known = _fields_at(model, location[:-1])
@@ -225,7 +336,8 @@ def config_error(error: ValidationError, model: type[BaseModel], where: str) -> 
         elif finding["type"] == "missing":
             problems.append(f"{name} is missing")
         else:
-            problems.append(f"{name}: {finding['msg'].removeprefix('Value error, ')}")
+            problem = finding["msg"].removeprefix("Value error, ")
+            problems.append(f"{name}: {problem}" if name else problem)
     return PenstockError(
         ErrorKind.CONFIG,
         f"{where}: " + "; ".join(problems),

@@ -137,6 +137,41 @@ def test_a_uri_is_combined_with_parameters(server: EmbeddedPostgres) -> None:
         assert session.info.get_parameters()["connect_timeout"] == "700"
 
 
+def test_what_our_sessions_must_have_is_not_the_users_to_say(server: EmbeddedPostgres) -> None:
+    theirs = {"application_name": "shop", "client_encoding": "LATIN1", "replication": "database"}
+    words = " ".join(f"{name}={value}" for name, value in theirs.items())
+    for given in (
+        PgConnection(uri=f"{server.dsn()} {words}"),
+        PgConnection(uri=server.dsn(), fallback_application_name="shop", **theirs),
+    ):
+        with connect(given, "test") as session:
+            assert session.execute("SELECT %s::text", ["ü"]).fetchone() == ("ü",)
+            assert setting(session, "application_name") == "penstock_test"
+            assert setting(session, "client_encoding") == "UTF8"
+
+
+def test_parameters_reach_libpq_as_those_of_a_uri_do(server: EmbeddedPostgres) -> None:
+    def found(given: PgConnection) -> dict[str, str]:
+        with connect(given, "test") as session:
+            return session.info.get_parameters()
+
+    uri = f"postgresql://postgres@/postgres?host={server.host}&port={server.port}"
+    assert found(PgConnection(uri=uri))["keepalives_idle"] == "30"
+    more = {"target_session_attrs": "read-write", "tcp_user_timeout": 9000}
+    given = found(PgConnection(host=server.host, port=server.port, user="postgres", **more))
+    in_uri = found(PgConnection(uri=f"{uri}&target_session_attrs=read-write&tcp_user_timeout=9000"))
+    for told in (given, in_uri):
+        assert told["target_session_attrs"] == "read-write"
+        assert told["tcp_user_timeout"] == "9000"
+        assert "keepalives_idle" not in told, "none of our probes beside one of the user's"
+
+
+def test_each_host_may_have_a_port_of_its_own(server: EmbeddedPostgres, tmp_path: Path) -> None:
+    hosts, ports = f"{tmp_path},{server.host}", f"1,{server.port}"
+    with connect(PgConnection(host=hosts, port=ports, user="postgres"), "test") as session:
+        assert session.info.port == server.port
+
+
 def test_a_replication_session_speaks_the_replication_protocol(source: PgConnection) -> None:
     with connect(source, "test", replication=True) as session:
         result = session.pgconn.exec_(b"IDENTIFY_SYSTEM")

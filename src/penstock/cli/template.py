@@ -30,7 +30,8 @@ id: shop
 publication_name: shop_pub
 
 # How to reach Postgres: libpq's own parameters. What is not given comes from
-# where psql would take it (PGHOST, ~/.pgpass, the service file).
+# where psql would take it (PGHOST, ~/.pgpass, the service file). Or a URI alone, as in
+# `pg_connection: postgresql://penstock@localhost:5432/shop`.
 pg_connection:
   host: localhost
   port: 5432
@@ -39,7 +40,7 @@ pg_connection:
   # password: ${...}                                     # see above
   # passfile: ~/.pgpass
   # service: shop
-  # uri: postgresql://penstock@localhost:5432/shop      # instead of the above
+  # uri: postgresql://penstock@localhost:5432/shop      # what stands beside it counts for more
   # hostaddr: 10.0.0.7
   # sslmode: verify-full
   # sslrootcert: /etc/ssl/ca.pem
@@ -50,7 +51,16 @@ pg_connection:
   # keepalives_idle: 30
   # keepalives_interval: 10
   # keepalives_count: 3
-  # options: -c search_path=public
+  # tcp_user_timeout: 60000                              # milliseconds
+  # options: -c work_mem=64MB
+  # target_session_attrs: read-write                     # with host: a,b and port: 5432,5433
+  # And whatever else libpq knows: load_balance_hosts, channel_binding, require_auth, requirepeer,
+  # sslpassword, sslcertmode, sslcrl, sslcrldir, sslnegotiation, sslcompression, sslsni,
+  # sslkeylogfile, ssl_min_protocol_version, ssl_max_protocol_version, min_protocol_version,
+  # max_protocol_version, gssencmode, gsslib, gssdelegation, krbsrvname, scram_client_key,
+  # scram_server_key, oauth_issuer, oauth_client_id, oauth_client_secret, oauth_scope. (In place of
+  # application_name, fallback_application_name, client_encoding and replication penstock has its
+  # own.)
 
 # Where the tables go: Delta tables at <root>/<schema>/<table>.
 destination:
@@ -94,10 +104,9 @@ journal:
 # max_copy_connections_per_table: 4
 # max_apply_workers: 4
 
-# Which tables are copied before they are streamed: all, none, only, except.
-# table_sync_copy:
-#   mode: all
-#   tables: []                   # for only and except: [public.orders]
+# Which tables are copied before they are streamed: all, none, or with
+# {mode: only, tables: [public.orders]} or {mode: except, tables: [...]} some.
+# table_sync_copy: all
 
 # A table that fails is set aside and tried again, later each time.
 # table_error_retry_delay_ms: 1000

@@ -176,22 +176,21 @@ def _value(session: Session, query: str) -> Any:
 
 def _conninfo(connection: PgConnection, purpose: str, *, replication: bool) -> str:
     parameters = connection.parameters()
-    uri = parameters.pop("uri", "")
-    in_uri = parsed(uri)
+    in_uri = parsed(parameters.pop("uri", ""))
     if "connect_timeout" in in_uri and "connect_timeout" not in connection.model_fields_set:
         del parameters["connect_timeout"]
-    parameters |= probes(in_uri | parameters)
-    wanted = parameters.pop("options", None) or in_uri.get("options") or os.environ.get("PGOPTIONS")
+    given = in_uri | parameters
+    wanted = given.get("options") or os.environ.get("PGOPTIONS")
     pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
-    parameters |= {
+    ours = {
         # The last one counts, so what the user wants in addition comes first.
         "options": f"{wanted} {pinned}" if wanted else pinned,
         "application_name": f"penstock_{purpose}"[:63],
         "client_encoding": "UTF8",
+        # Of a string made for another program it would turn every session into a walsender's.
+        "replication": "database" if replication else None,
     }
-    if replication:
-        parameters["replication"] = "database"
-    return make_conninfo(uri, **parameters)
+    return make_conninfo(**given | probes(given) | ours)
 
 
 def _pin_the_rest(session: Session) -> None:
