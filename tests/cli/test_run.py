@@ -21,6 +21,9 @@ CREATE TABLE notes (id bigint PRIMARY KEY, text text);
 CREATE PUBLICATION shop_pub FOR TABLE customers, notes;
 """
 
+FAREWELL = "stopping, running writes finish; once more to stop at once"
+"""For who pressed Ctrl-C, and no entry of the log."""
+
 
 @pytest.fixture
 def shop(database: Database) -> Database:
@@ -64,8 +67,11 @@ def test_a_pipeline_is_run_looked_at_and_stopped(
     assert running.wait() == 0, running.stderr
     assert running.survivors() == []
     assert "Traceback" not in running.stderr
-    logged = [line for line in running.stderr.splitlines() if line.startswith("{")]
-    assert {"table is ready", "stopped"} <= {json.loads(line)["message"] for line in logged}
+    logged = [json.loads(line) for line in running.stderr.splitlines() if line != FAREWELL]
+    assert {"table is ready", "stopped"} <= {entry["message"] for entry in logged}
+    [streaming] = [each for each in logged if each["logger"] == "penstock.journal.receiver"]
+    assert (streaming["level"], streaming["message"]) == ("info", "streaming")
+    assert streaming["position"]
     assert slot_is_active(shop) is False
     outcome = penstock("status", config)
     assert outcome.code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.receiver import LogEvents, Outbox
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverState, revealed
 from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for
@@ -160,7 +162,10 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch, times: int) -> list[OSErro
 
 @pytest.mark.parametrize(
     "line",
-    [b"\xff", b"null", b"[]", b"[" * 100_000, b'{"event": []}', b'{"event": {}}', b'{"event": 1}'],
+    [
+        *(b"\xff", b"null", b"[]", b"[" * 100_000, b"x" * 3_000_000),
+        *(b'{"event": []}', b'{"event": {}}', b'{"event": 1}'),
+    ],
     ids=lambda line: line.decode(errors="replace")[:20],
 )
 def test_what_is_no_event_ends_nothing(
@@ -180,6 +185,93 @@ def test_what_is_no_event_ends_nothing(
     assert "no event" in caplog.text
     assert process.report.restarts == 0
     assert not failures
+
+
+def test_what_the_receiver_logs_is_logged_here(
+    config: PipelineConfig,
+    failures: list[PenstockError],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The real one, which finds no server."""
+    nowhere = PgConnection(host=str(config.journal_path))
+    process = ReceiverProcess(config.model_copy(update={"pg_connection": nowhere}), failures.append)
+    process.start()
+    try:
+        wait_for(lambda: "receiving interrupted" in caplog.messages)
+    finally:
+        process.stop()
+    record = next(each for each in caplog.records if each.message == "receiving interrupted")
+    assert (record.name, record.levelname) == ("penstock.journal.receiver", "WARNING")
+    assert str(config.journal_path) in vars(record)["reason"]
+    assert "interrupted" not in capfd.readouterr().err
+    assert not failures
+
+
+def test_log_events_keep_name_level_and_fields(
+    supervise: Supervise, failures: list[PenstockError], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("ERROR", "penstock.quiet")
+    caplog.set_level("DEBUG", "penstock")
+    process = supervise("""
+        import json, sys
+        def log(**fields):
+            print(json.dumps({"event": "log", "extra": {}, **fields}), flush=True)
+        log(logger="penstock.journal.x", level=10, message="100 %s", stack="Traceback",
+            extra={"level_given": int(sys.argv[1]), "name": "mine", "exc_info": 1})
+        log(logger="penstock.quiet", level=30, message="unheard")
+        log(logger=None, level="high", message=1)
+        log(logger="penstock.journal.x", level=20, message="no fields", extra=[])
+        print(json.dumps({"event": "paused"}), flush=True)
+        sys.stdin.read()
+    """)
+    wait_for(lambda: process.report.state is ReceiverState.PAUSED)
+    [record] = [each for each in caplog.records if each.name == "penstock.journal.x"]
+    assert (record.getMessage(), record.levelname) == ("100 %s", "DEBUG")
+    assert vars(record)["level_given"] == logging.DEBUG
+    assert (record.exc_info, record.exc_text) == (None, "Traceback")
+    assert "unheard" not in caplog.messages
+    assert caplog.messages.count("receiver logged something that is no record") == 2
+    assert process.report.restarts == 0
+    assert not failures
+
+
+def test_the_last_words_of_one_that_dies_are_in_the_error(
+    supervise: Supervise, failures: list[PenstockError], caplog: pytest.LogCaptureFixture
+) -> None:
+    supervise("""
+        import sys
+        sys.stderr.buffer.write(b"no text: \\xff\\n")
+        raise LookupError("nothing\\nfound")
+    """)
+    wait_for(lambda: bool(failures))
+    assert failures[0].message.endswith("exit code 1: LookupError: nothing")
+    said = {vars(each).get("line") for each in caplog.records}
+    assert {"no text: \ufffd", "LookupError: nothing", "found"} <= said
+
+
+def test_a_parent_that_does_not_read_blocks_nobody_who_logs() -> None:
+    readable, writable = os.pipe()
+    gone: list[bool] = []
+    outbox = Outbox(writable, on_gone=lambda: gone.append(True))
+    handler = LogEvents(outbox)
+    for _ in range(5000):
+        handler.handle(logging.makeLogRecord({"msg": "x" * 10_000, "set": {1}, "name": "n"}))
+    outbox.put({"event": "paused"})
+    with os.fdopen(readable) as lines:
+        first = json.loads(lines.readline())
+        assert first["extra"] == {"set": "{1}"}
+        assert len(first["message"]) < 10_000
+        between = 0
+        while json.loads(lines.readline())["event"] == "log":
+            between += 1
+        assert between < 2000
+        handler.handle(logging.makeLogRecord({"msg": "again", "name": "n"}))
+        assert json.loads(lines.readline())["extra"]["left_out"] > 3000
+    handler.handle(logging.makeLogRecord({"msg": "to nobody", "name": "n"}))
+    outbox.close()
+    assert gone == [True]
+    os.close(writable)
 
 
 def test_a_supervision_that_fails_fails_the_pipeline(

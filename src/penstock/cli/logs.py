@@ -1,7 +1,8 @@
 """What the commands log: lines on stderr for people, or JSON objects for machines.
 
 Both carry the same: time, level, logger, message, and what the logging call put
-into `extra`, as `key=value` behind the line or as members of the object.
+into `extra`, as `key=value` behind the line or as members of the object. A record that
+comes from another process has its stack as text (`exc_text`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class TextFormatter(logging.Formatter):
             if self._stack_traces:
                 return f"{line}\n{self.formatException(record.exc_info)}"
             return f"{line} ({_first_line(record.exc_info[1])})"
+        if record.exc_text and self._stack_traces:
+            return f"{line}\n{record.exc_text.rstrip()}"
         return line
 
 
@@ -71,6 +74,8 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             entry["error"] = _first_line(record.exc_info[1])
             entry["stack"] = "".join(traceback.format_exception(record.exc_info[1]))
+        elif record.exc_text:
+            entry["stack"] = record.exc_text
         return json.dumps(entry, default=str)
 
 

@@ -11,7 +11,8 @@ journal does not have.
 
 Run as a program it is a child of the pipeline: its configuration comes as one
 line of JSON on standard input, which stays open; when that closes the parent is
-gone, and the receiver stops. Events go to standard output, one JSON object a line.
+gone, and the receiver stops. Events go to standard output, one JSON object a line, and
+what is logged is among them: how it looks, and where it goes, is the parent's affair.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.config import PipelineConfig
@@ -40,7 +43,7 @@ from penstock.postgres.replication import ReplicationStream, UnexplainedError, u
 from penstock.schema import ZERO_LSN, Lsn
 from penstock.signals import SignalRelay
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("penstock.journal.receiver")  # also where it is the program
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -57,6 +60,11 @@ _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
 _STUCK_LIMIT = 10
 """How often the server may fail at one place, for a reason we do not know."""
+_FAREWELL_S = 10.0
+"""How long a process that ends waits for its parent to hear the rest."""
+_BACKLOG = 1000
+"""How many lines may wait for the parent before what is logged is left out."""
+_TEXT_LIMIT, _STACK_LIMIT, _ITEM_LIMIT = 4000, 20_000, 100
 
 
 def _silent(event: dict[str, Any]) -> None:
@@ -127,8 +135,8 @@ class Receiver:
         stream.start(
             config.slot_name, config.publication_name, journal.end, sender_timeout(catalog)
         )
-        logger.info("streaming", extra={"position": str(journal.end)})
         self._report({"event": "streaming", "position": str(journal.end)})
+        logger.info("streaming", extra={"position": str(journal.end)})
         scribe = Scribe(config, journal, RelationCatalog(catalog, config))
         try:
             _Loop(stream, scribe, catalog, self._report).run(stop)
@@ -212,18 +220,102 @@ class _Loop:
             failpoint("acknowledged")
 
 
-def main() -> int:
-    """The receiver as a child process of a pipeline."""
-    stop = threading.Event()
+class Outbox:
+    """Lines on their way to the parent, and the thread that writes them.
 
-    def report(event: dict[str, Any]) -> None:
+    A parent that does not read (it is stopped, or its own output is) fills the pipe. Only
+    this thread waits then: if the one that receives did, the server would give us up.
+    """
+
+    def __init__(self, pipe: int, on_gone: Callable[[], None]) -> None:
+        self._pipe = pipe
+        self._on_gone = on_gone
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="outbox", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        return self._lines.qsize()
+
+    def put(self, event: dict[str, Any]) -> None:
+        self._lines.put(json.dumps(event).encode() + b"\n")
+
+    def close(self, timeout: float = _FAREWELL_S) -> None:
+        """Return when all is written, or nobody seems to read it."""
+        self._lines.put(None)
+        self._thread.join(timeout)
+
+    def _write(self) -> None:
         try:
-            os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
-        except BrokenPipeError:
-            stop.set()  # nobody listens any more: the parent is gone
+            while (line := self._lines.get()) is not None:
+                while line:
+                    line = line[os.write(self._pipe, line) :]
+        except OSError:
+            self._on_gone()  # nobody listens any more
 
+
+class LogEvents(logging.Handler):
+    """Hands each record to the parent, which logs it: name, level, message, extra, stack."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._outbox.backlog >= _BACKLOG:
+            self._left_out += 1
+            return
+        try:
+            self._outbox.put(self._event(record))
+        except Exception:
+            self.handleError(record)
+
+    def _event(self, record: logging.LogRecord) -> dict[str, Any]:
+        known = vars(logging.makeLogRecord({}))
+        extra = {name: _plain(value) for name, value in vars(record).items() if name not in known}
+        event = {
+            "event": "log",
+            "logger": record.name,
+            "level": record.levelno,
+            "message": _plain(record.getMessage()),
+            "extra": extra,
+        }
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            extra["error"] = _plain((str(error).strip() or type(error).__name__).splitlines()[0])
+            event["stack"] = "".join(traceback.format_exception(error))[-_STACK_LIMIT:]
+        if self._left_out:
+            extra["left_out"], self._left_out = self._left_out, 0
+        return event
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it, and no longer than anybody reads."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case list() | tuple():
+            return [_plain(each) for each in value[:_ITEM_LIMIT]]
+        case _:
+            return str(value)[:_TEXT_LIMIT]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The receiver as a child process of a pipeline, which may name the least level to log."""
+    stop = threading.Event()
+    outbox = Outbox(sys.stdout.fileno(), on_gone=stop.set)
     SignalRelay(lambda _: stop.set()).install()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[LogEvents(outbox)])
+    if arguments:
+        logging.getLogger("penstock").setLevel(int(arguments[0]))
+    try:
+        return _run_as_child(stop, outbox.put)
+    finally:
+        outbox.close()
+
+
+def _run_as_child(stop: threading.Event, report: Report) -> int:
     config = PipelineConfig.model_validate_json(sys.stdin.readline())
 
     def watch_parent() -> None:
@@ -244,4 +336,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,8 +4,10 @@ The two are tied by pipes. The child's standard input carries one line, the
 configuration with its secrets (never the command line or the environment, which
 others can read), and stays open: when this process dies, however suddenly, the
 child reads the end of it and exits, so that no receiver outlives its pipeline.
-Its standard output carries one JSON object a line, an *event*; its log goes to
-our standard error.
+Its standard output carries one JSON object a line, an *event*. What it logs is such
+an event too, and is logged here as if it were ours: format and level are one matter.
+What else it writes, on standard error, are words of somebody in trouble (the
+interpreter, a library): they are logged, and the last of them explain its death.
 
 A receiver that dies without having said why is started again, after a delay that
 grows until it streams. One that reports a fatal error and exits with 1 fails the
@@ -18,18 +20,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import IO, Any
 
 from pydantic import SecretStr
 
 from penstock.config import PipelineConfig
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.pipeline.failures import run_reporting
 
 logger = logging.getLogger("penstock.pipeline.receiver")
@@ -40,6 +45,8 @@ _FIRST_DELAY, _LAST_DELAY = 0.2, 10.0
 _STOP_SECONDS = 30.0
 _FRUITLESS_LIMIT = 5
 _FATAL = 1
+_LAST_WORDS_S = 5.0
+_LINE_LIMIT = 2**20
 
 
 class ReceiverState(StrEnum):
@@ -179,9 +186,10 @@ class ReceiverProcess:
             self._streamed, self._error = False, None
             try:
                 process = self._process = subprocess.Popen(
-                    self._command,
+                    (*self._command, str(logging.getLogger("penstock").getEffectiveLevel())),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                     text=True,
                     encoding="utf-8",
                     errors="replace",
@@ -195,14 +203,16 @@ class ReceiverProcess:
         self._note(pid=process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stderr is not None
+        words = _LastWords(process.stderr)
         try:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(self._line)
                 process.stdin.flush()
-            for line in process.stdout:
+            for line in _lines(process.stdout):
                 self._take(line)
             code = process.wait()
-            return _Death(_ending(code), fatal=code == _FATAL)
+            return _Death(_ending(code, words.telling()), fatal=code == _FATAL)
         finally:
             # Where something else ended the supervision: nobody would stop this one.
             process.kill()
@@ -220,7 +230,9 @@ class ReceiverProcess:
         if not isinstance(name, str):
             logger.warning("receiver said something that is no event")
             return
-        if name == "error":
+        if name == "log":
+            _log(event)
+        elif name == "error":
             self._error = PenstockError(
                 _kind(event.get("kind")), str(event.get("message")), hint=event.get("hint")
             )
@@ -237,12 +249,64 @@ class ReceiverProcess:
             return PenstockError(
                 ErrorKind.INTERNAL,
                 f"the receiver died {fruitless} times before it could stream: {death.reason}",
-                hint="its log, on standard error, says why",
+                hint="what it logged before says more",
             )
         return None
 
     def _note(self, **changes: Any) -> None:
         self._report = replace(self._report, **changes)
+
+
+class _LastWords:
+    """A receiver's standard error: logged as it comes, by a thread that ends with it."""
+
+    def __init__(self, stderr: IO[str]) -> None:
+        self._stderr = stderr
+        self._last: deque[str] = deque(maxlen=200)
+        self._thread = Thread(target=self._listen, name="penstock-receiver-stderr", daemon=True)
+        self._thread.start()
+
+    def telling(self) -> str | None:
+        """The line that names the trouble of one that has ended, if it left any."""
+        self._thread.join(_LAST_WORDS_S)  # to its end, unless a child of its own lives on
+        last = list(self._last)
+        named = [line for line in last if re.match(r"\S.*(rror|xception)", line)]
+        return shorten((named or last)[-1]) if last else None
+
+    def _listen(self) -> None:
+        with self._stderr:
+            for line in map(str.rstrip, _lines(self._stderr)):
+                if line:
+                    self._last.append(line)
+                    logger.warning("receiver wrote to standard error", extra={"line": line})
+
+
+def _lines(stream: IO[str]) -> Iterator[str]:
+    """Line by line, to the end; one that is too long comes in pieces."""
+    return iter(partial(stream.readline, _LINE_LIMIT), "")
+
+
+def _log(event: dict[str, Any]) -> None:
+    """Log what a receiver has logged, as if it had been logged here."""
+    match event:
+        case {"logger": str(name), "level": int(level), "message": str(message), "extra": dict()}:
+            target = logging.getLogger(name)
+            if not target.isEnabledFor(level):
+                return
+            stack = event.get("stack")
+            record = logging.makeLogRecord(
+                {
+                    "name": name,
+                    "levelno": level,
+                    "levelname": logging.getLevelName(level),
+                    "msg": message,
+                    "exc_text": stack if isinstance(stack, str) else None,
+                }
+            )
+            vars(record).update({**event["extra"], **vars(record)})
+            target.handle(record)
+        case _:
+            logger.warning("receiver logged something that is no record")
 
 
 def revealed(config: PipelineConfig) -> dict[str, Any]:
@@ -272,5 +336,6 @@ def _kind(name: Any) -> ErrorKind:
         return ErrorKind.INTERNAL
 
 
-def _ending(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+def _ending(code: int, words: str | None) -> str:
+    ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{ending}: {words}" if words else ending
