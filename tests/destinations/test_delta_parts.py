@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from penstock.destinations.delta.first_commit import write_first_commit
 from penstock.destinations.delta.history import CopyPlace, copy_place
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
+from penstock.destinations.delta.ownership import Places, require_own
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableName
 from penstock.spark.changes import TableRows
@@ -28,7 +30,7 @@ COPY = Mark("shop", TableId(5), "copy-1")
 BATCH = Mark("shop", TableId(5), "copy-1", Lsn(0x1600000020))
 
 
-@pytest.mark.parametrize("mark", [COPY, BATCH, BATCH.carry()])
+@pytest.mark.parametrize("mark", [COPY, BATCH, BATCH.carry(), replace(COPY, table_name="a.b")])
 def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
     assert Mark.loads(mark.dumps()) == mark
 
@@ -58,10 +60,10 @@ def test_keys_become_literals_that_cannot_be_misread() -> None:
 
 
 def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"id": [1, 2], "note": ["a", None], "rank": [1, 2]}), tmp_path / "p.parquet"
-    )
-    write_first_commit(tmp_path, NOTES, "{}", COPY, {"delta.enableDeletionVectors": "true"})
+    ours, theirs = tmp_path / "p.parquet", tmp_path / "q.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "note": ["a", None], "rank": [1, 2]}), ours)
+    theirs.write_bytes(b"not in this commit")
+    write_first_commit(tmp_path, [ours], NOTES, "{}", COPY, {"delta.enableDeletionVectors": "true"})
     [commit] = (tmp_path / "_delta_log").iterdir()
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     assert [next(iter(action)) for action in actions] == [
@@ -74,7 +76,7 @@ def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
     assert actions[1]["protocol"]["readerFeatures"] == ["deletionVectors"]
     assert json.loads(actions[3]["add"]["stats"])["maxValues"] == {"id": 2, "note": "a", "rank": 2}
     with pytest.raises(FileExistsError):
-        write_first_commit(tmp_path, NOTES, "{}", BATCH, {})
+        write_first_commit(tmp_path, [ours], NOTES, "{}", BATCH, {})
     assert commit.read_text().count("commitInfo") == 1
 
 
@@ -176,17 +178,45 @@ def test_java_s_preamble_is_left_out_of_an_error() -> None:
 
 
 def test_litter_is_known_by_its_note(tmp_path: Path) -> None:
-    directory = tmp_path / "t"
-    rows = tmp_path / "rows.parquet"
-    rows.write_bytes(b"")
-    location.move_in([str(rows)], directory, "copy-1")
-    assert len(list(directory.glob("*.parquet"))) == 1
-    location.clear_litter(directory, NOTES.name)
+    directory, file = tmp_path / "t", tmp_path / "rows.parquet"
+    file.write_bytes(b"")
+    rows = TableRows("copy-1", NOTES, (str(file),), 0, cast(Any, None))
+    moved = location.move_in(rows, directory, "shop")
+    assert moved == list(directory.glob("*.parquet"))
+    with pytest.raises(PenstockError, match="where pipeline shop puts a table"):
+        location.clear_litter(directory, NOTES.name, "bank")
+    with pytest.raises(PenstockError, match="where pipeline shop puts a table"):
+        location.move_in(rows, directory, "bank")
+    location.clear_litter(directory, NOTES.name, "shop")
     assert not directory.exists()
     directory.mkdir()
     (directory / "theirs").write_bytes(b"")
-    with pytest.raises(PenstockError):
-        location.clear_litter(directory, NOTES.name)
+    with pytest.raises(PenstockError, match="files that Penstock did not put there"):
+        location.clear_litter(directory, NOTES.name, "shop")
+
+
+def test_two_tables_do_not_share_a_place() -> None:
+    places, other = Places(), replace(NOTES, id=TableId(6), name=TableName("us", "notes"))
+    places.take(NOTES, "/lake/notes")
+    with pytest.raises(PenstockError, match=r"/lake/notes is where public\.notes goes, too"):
+        places.take(other, "/lake/notes")
+    places.take(replace(NOTES, id=TableId(7)), "/lake/notes")  # dropped, and made again
+    places.take(replace(NOTES, id=TableId(7), name=TableName("public", "old")), "/lake/old")
+    places.take(other, "/lake/notes")
+    places.leave("/lake/notes")
+    places.take(NOTES, "/lake/notes")
+
+
+def test_a_place_that_another_table_is_at_is_not_taken() -> None:
+    there = replace(COPY, table_name="us.notes")
+    mine = Mark("shop", NOTES.id, "copy-2", table_name=str(NOTES.name))
+    there = replace(there, table_id=TableId(6))
+    with pytest.raises(PenstockError, match=r"/p is where us\.notes goes, too"):
+        require_own(NOTES, "/p", there, mine, lambda _: "copy-1")
+    require_own(NOTES, "/p", there, mine, lambda _: None)  # it has left
+    require_own(NOTES, "/p", there, mine, lambda _: "copy-9")  # it is elsewhere
+    require_own(NOTES, "/p", replace(there, table_name="public.notes"), mine, lambda _: "copy-1")
+    require_own(NOTES, "/p", replace(there, table_name=None), mine, lambda _: "copy-1")
 
 
 def test_a_mirror_wants_rows_again_that_no_change_told_of_and_a_history_does_not(

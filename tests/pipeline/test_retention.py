@@ -16,7 +16,6 @@ from penstock.pipeline.scheduler import Scheduler
 from penstock.schema import Lsn, TableId
 from penstock.states import MANUAL, Errored, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore
-from penstock.stores.base import Worker
 from tests.pipeline.journals import HandMadeJournal, table
 
 ASIDE = Errored("no", "mend it", MANUAL, Ready("c1"))
@@ -41,7 +40,7 @@ class Tables:
         self._tables = []
         for number, (name, (state, size)) in enumerate(held.items(), 1):
             journal.flush(100 + number, journal.segment(table(number, name), size=size))
-            self._tables.append(Table(name, TableId(number), state, self.dropped, journal))
+            self._tables.append(Table(name, TableId(number), state, self))
         limits = JournalConfig(
             location=str(root),
             max_bytes=FULL,
@@ -56,9 +55,9 @@ class Tables:
         self._retention = Retention(context, cast(Scheduler, self))
 
     def pass_everything(self, name: str) -> None:
-        """Have a table applied all that is here of it, as the store tells."""
+        """Have a table applied all that is here of it."""
         [one] = [table for table in self._tables if table.name == name]
-        self.store.upsert_replication_progress(Worker.apply(one.id), self.journal.reader.end)
+        one.cursor = self.journal.reader.end
 
     def retire(self) -> list[str]:
         """Which set-aside tables were dropped."""
@@ -79,24 +78,16 @@ class Tables:
 
 
 class Table:
-    """A table that no applier is open for."""
+    """A table that has applied nothing yet."""
 
-    cursor = None
+    cursor: Lsn | None = None
 
-    def __init__(
-        self,
-        name: str,
-        table_id: TableId,
-        state: StoredState,
-        dropped: list[str],
-        journal: HandMadeJournal,
-    ) -> None:
-        self.name, self.id, self.state = name, table_id, state
-        self._dropped, self._journal = dropped, journal
+    def __init__(self, name: str, table_id: TableId, state: StoredState, among: Tables) -> None:
+        self.name, self.id, self.state, self._among = name, table_id, state, among
 
     def drop_changes(self, end: Lsn, why: str) -> None:
-        self._journal.reader.retire({self.id: end})
-        self._dropped.append(self.name)
+        self._among.journal.reader.retire({self.id: end})
+        self._among.dropped.append(self.name)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from penstock.cli.surroundings import require_receiver_surroundings, require_sur
 from penstock.cli.view import View, view_for
 from penstock.config import FileConfig, load_config
 from penstock.errors import PenstockError
-from penstock.postgres.preflight import preflight, require
+from penstock.postgres.preflight import Finding, preflight, report, require
 
 if TYPE_CHECKING:
     from penstock.destinations.base import Destination
@@ -38,7 +38,7 @@ def run_receiver(path: Path) -> ExitCode:
     """Fill the journal until stopped."""
     config = load_config(path)
     require_receiver_surroundings(config)
-    require(preflight(config, slot_patience=_SLOT_PATIENCE_S))
+    report(_require_source(config))
     from penstock.journal.receiver import Receiver
 
     stop = StopRequest("stopping, what was received is made durable")
@@ -52,7 +52,7 @@ def run_pipeline(path: Path, progress: Progress) -> ExitCode:
     """Replicate until stopped."""
     config = load_config(path)
     require_surroundings(config)
-    require(preflight(config, slot_patience=_SLOT_PATIENCE_S))
+    _require_source(config)
     from penstock.pipeline import Pipeline
 
     stop = StopRequest("stopping, running writes finish")
@@ -68,6 +68,15 @@ def run_pipeline(path: Path, progress: Progress) -> ExitCode:
         _run(pipeline, view, stop)
     logger.info("stopped")
     return ExitCode.OK
+
+
+def _require_source(config: FileConfig) -> list[Finding]:
+    from penstock.journal.journal import Journal
+
+    journal = Journal(config.journal_path)
+    journal.refresh()
+    findings = preflight(config, slot_patience=_SLOT_PATIENCE_S)
+    return require(findings, begun=not journal.empty)
 
 
 def build_store(config: FileConfig, *, create: bool = True) -> PipelineStore:

@@ -7,7 +7,7 @@ tells it, and a change that is there already is not applied again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -148,11 +148,15 @@ class MemoryDestination(Destination):
             else:
                 # What fails in the middle leaves nothing behind.
                 table = replace(table, rows=list(table.rows), by_key=dict(table.by_key))
-            new = list(_not_before(events, table.position))
-            for event in new:
+            there = table.position
+            if there is not None and there > batch.start:
+                # A part of the batch has come before, with other ends. A commit begins before
+                # the end of its batch.
+                events = [event for event in events if event.commit_lsn >= there]
+            for event in events:
                 table.apply(event)
-            table.events += new
-            table.position = max(batch.end, table.position or batch.end)
+            table.events += events
+            table.position = max(batch.end, there or batch.end)
             self._tables[batch.table.id] = table
         return WriteStatus.DURABLE
 
@@ -165,11 +169,6 @@ class MemoryDestination(Destination):
         with self._lock:
             known = self._tables.get(table.id)
             return known.position if known else None
-
-
-def _not_before(events: Iterable[Event], position: Lsn | None) -> Iterable[Event]:
-    """Those of commits that are not there yet. A commit begins before the end of its batch."""
-    return (e for e in events if position is None or e.commit_lsn >= position)
 
 
 def _hashable(value: Any) -> Any:

@@ -23,16 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
-from tenacity.wait import wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception
 
 from penstock.destinations.base import WriteStatus
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
-from penstock.pipeline.departed import has_departed
-from penstock.pipeline.failures import failure_of, passes
+from penstock.pipeline.departed import has_departed, note_departure
+from penstock.pipeline.failures import failure_of, passes, retry_delay
 from penstock.pipeline.rates import Meter
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
@@ -91,7 +90,8 @@ def remove_leftovers(journal: Journal) -> None:
 
 class Copier:
     """Copies one table, once. `enter` stores a state, `keep` the terms that the copy was
-    made on; `rows` counts rows as they come.
+    made on; `rows` counts rows as they come. `failures` are those since the last success, and
+    grow with each that is borne with here.
     """
 
     def __init__(
@@ -102,9 +102,11 @@ class Copier:
         enter: Callable[[StoredState], None],
         keep: Callable[[Terms], None],
         rows: Meter,
+        failures: int = 0,
     ) -> None:
         self._context = context
         self._table = table
+        self.failures = failures
         self._session = session
         self._enter = enter
         self._keep = keep
@@ -118,13 +120,17 @@ class Copier:
         """
         context = self._context
         started = time.monotonic()
-        if not begun:
-            self._refuse_to_empty()
+        known = context.store.get_destination_table_metadata(self._table.id) is not None
+        self._refuse_to_empty(known=known and not begun)
         with context.retiring:
             # From here on nothing of this table leaves the journal: the snapshot
             # may miss a change that has been received already.
             self._enter(DataSync())
         context.destination.drop_table_for_copy(self._table)
+        if known:
+            # The store forgets that the destination has the table, which it keeps until the
+            # copy is there. If none comes, and the table is left out then, nobody would know.
+            note_departure(context.journal, self._table.id)
         context.store.prepare_table_state_for_copy(self._table.id)
         self._remove_leftovers()
         copied = self._extract()
@@ -148,13 +154,12 @@ class Copier:
         self.nulled = copied.nulled
         return copied.table
 
-    def _refuse_to_empty(self) -> None:
+    def _refuse_to_empty(self, *, known: bool) -> None:
         """A table that is left out gets an empty copy, once, to begin with. A second one would
-        take the place of all that the destination has."""
+        take the place of all that the destination has, if the table is `known` there."""
         context, table = self._context, self._table
         if context.config.table_sync_copy.includes(str(table.name)):
             return
-        known = context.store.get_destination_table_metadata(table.id) is not None
         if known or has_departed(context.journal, table.id):
             raise PenstockError(
                 ErrorKind.SOURCE_CONFIGURATION,
@@ -321,11 +326,8 @@ class Copier:
             # A destination that failed after it had taken files over cannot be
             # offered them again: then the whole copy is repeated.
             retry=retry_if_exception(lambda error: passes(error) and copied.complete),
-            stop=stop_after_attempt(config.table_error_retry_max_attempts),
-            wait=wait_exponential_jitter(
-                multiplier=config.table_error_retry_delay_ms / 1000,
-                max=config.table_error_retry_max_delay_ms / 1000,
-            ),
+            stop=lambda _: self.failures + 1 >= config.table_error_retry_max_attempts,
+            wait=lambda _: retry_delay(self.failures + 1, config),
             sleep=self._pause,
             before_sleep=self._note_retry,
             reraise=True,
@@ -339,13 +341,14 @@ class Copier:
                     self._context.destination.flush(copied.table)
 
     def _note_retry(self, state: RetryCallState) -> None:
+        self.failures += 1
         error = state.outcome.exception() if state.outcome else None
         logger.warning(
             "destination did not take the copy, trying again",
             extra={
                 "table": str(self._table.name),
                 "reason": failure_of(error).loggable if error else None,
-                "attempt": state.attempt_number,
+                "attempt": self.failures,
             },
         )
 

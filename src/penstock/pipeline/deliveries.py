@@ -83,8 +83,9 @@ class Deliveries:
 
     def abandon(self) -> None:
         """Forget them, but not before they have ended: a late write must not come
-        after the repeated one."""
-        wait([future for _, future in self._open if future is not None and not future.cancel()])
+        after the repeated one. Nor are they cancelled: a future that says it was may belong to a
+        write that is under way, since only an executor tells its futures when they begin."""
+        wait([future for _, future in self._open if future is not None])
         self._open.clear()
         self._durable = None
 

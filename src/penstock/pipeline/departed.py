@@ -1,9 +1,10 @@
-"""Tables that left the publication and stay at the destination.
+"""Tables that the store forgets and the destination keeps.
 
-With a table that leaves, all that the store has of it goes. If it comes back it is copied
-again, which is right unless `table_sync_copy` leaves it out: the empty copy that such a table
-begins with would take the place of what was streamed before. So that a table was here is
-noted in a file beside the journal.
+With a table that leaves the publication, all that the store has of it goes. If it comes back it
+is copied again, which is right unless `table_sync_copy` leaves it out: the empty copy that such
+a table begins with would take the place of what was streamed before. So it is when a table is
+being copied again and is left out before that copy is done. So that a table was here is noted
+in a file beside the journal.
 
     <journal>/departed/<oid>
 """

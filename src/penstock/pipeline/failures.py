@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from penstock.config import PipelineConfig
+from penstock.destinations.base import SchemaChange
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import translate
 from penstock.schema import Lsn
@@ -84,7 +85,7 @@ def errored(
         reason = f"{failure.reason} (given up after {attempts} attempts)"
         solution = _RETRY if failure.solution == _AGAIN else failure.solution
         return Errored(reason, solution, MANUAL, interrupted, attempts)
-    at = datetime.now(UTC) + timedelta(milliseconds=_delay_ms(attempts, config))
+    at = datetime.now(UTC) + timedelta(seconds=retry_delay(attempts, config))
     return Errored(
         failure.reason, failure.solution, RetryPolicy("timed", at), interrupted, attempts
     )
@@ -107,6 +108,27 @@ def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
     )
 
 
+def left_out_of_copies(change: SchemaChange) -> PenstockError:
+    """A change that only another copy brings, of a table that must not be copied."""
+    return PenstockError(
+        ErrorKind.SOURCE_SCHEMA,
+        f"the table changed ({change}), which takes another copy to follow, and"
+        " table_sync_copy leaves the table out",
+        hint="let table_sync_copy include the table, start again and `penstock retry` it",
+        table=change.new.name,
+        position=change.new.version,
+    )
+
+
+def copied_in_vain(change: SchemaChange) -> PenstockError:
+    """A copy that was made after the change, and still does not have it."""
+    return PenstockError(
+        ErrorKind.INTERNAL,
+        f"the table was copied again because of a change ({change}), which the copy lacks",
+        hint="this is a defect of penstock; `penstock resync` the table, and report it",
+    )
+
+
 def run_reporting(
     loop: Callable[[], None], name: str, on_failure: Callable[[PenstockError], None]
 ) -> None:
@@ -120,9 +142,11 @@ def run_reporting(
         on_failure(PenstockError(ErrorKind.INTERNAL, f"the {name} failed: {error!r}"))
 
 
-def _delay_ms(attempts: int, config: PipelineConfig) -> float:
+def retry_delay(attempts: int, config: PipelineConfig) -> float:
+    """How many seconds to wait after so many failures since the last success."""
     grown = config.table_error_retry_delay_ms * 2.0 ** (attempts - 1)
-    return min(grown, config.table_error_retry_max_delay_ms) * random.uniform(0.75, 1.0)
+    most = config.table_error_retry_max_delay_ms
+    return min(grown, most) * random.uniform(0.75, 1.0) / 1000
 
 
 def _first_line(error: BaseException) -> str:

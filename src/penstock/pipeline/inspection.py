@@ -13,6 +13,7 @@ from penstock.pipeline.status import (
     SourceStatus,
     TableStatus,
     Work,
+    position_at,
     shown_state,
     table_lag,
 )
@@ -73,10 +74,10 @@ def _table(
     names: dict[TableId, str],
     source: Lsn | None,
 ) -> TableStatus:
-    cursor = store.get_replication_progress(Worker.apply(table_id))
-    position = None
-    if cursor is not None and copy_id_of(state) is not None:
-        position = cursor if journal.pending(table_id, cursor) else max(cursor, journal.end)
+    cursor = None
+    if copy_id_of(state) is not None:
+        cursor = store.get_replication_progress(Worker.apply(table_id))
+    position = position_at(journal, table_id, cursor)
     return TableStatus(
         table_id,
         names.get(table_id, f"table {table_id}"),

@@ -23,19 +23,21 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.slot_recovery import recover_lost_slot
+from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.status import (
     JournalStatus,
     PipelineStatus,
     SourceStatus,
     TableStatus,
     Work,
+    position_at,
     shown_state,
     table_lag,
 )
 from penstock.pipeline.table import PipelineTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_triggers import TriggerState, install, may_make_triggers, trigger_state
-from penstock.postgres.preflight import preflight, require
+from penstock.postgres.preflight import preflight, report, require
 from penstock.schema import Lsn
 from penstock.states import Errored
 from penstock.stores.base import PipelineStore
@@ -161,7 +163,8 @@ class Pipeline:
         )
 
     def wait_until(self, *, lsn: Lsn | str, timeout: float | None = None) -> None:
-        """Return when every table has everything that was committed before `lsn`.
+        """Return when every table has everything that was committed before `lsn`, also one that
+        had just joined the publication there.
 
         Raises when that can no longer happen by itself (a table waits for
         somebody, the pipeline has ended) and when `timeout` seconds are over.
@@ -169,19 +172,34 @@ class Pipeline:
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else lsn
 
         def reached() -> bool:
-            return self._journal.end >= wanted and all(
-                table.position >= wanted for table in self._tables()
+            return (
+                self._journal.end >= wanted
+                and self._has_seen(lambda seen: seen.source_at >= wanted)
+                and all(table.position >= wanted for table in self._tables())
             )
 
         self._wait_for(reached, f"everything up to {wanted} to be applied", timeout)
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Return when every table of the publication is `ready`; raises like `wait_until`."""
+        asked_at = time.monotonic()
 
         def ready() -> bool:
-            return all(table.state.name == "ready" for table in self._tables())
+            return self._has_seen(lambda seen: seen.read_at >= asked_at) and all(
+                table.state.name == "ready" for table in self._tables()
+            )
 
         self._wait_for(ready, "every table to be ready", timeout)
+
+    def _has_seen(self, late_enough: Callable[[Membership], bool]) -> bool:
+        """Whether the publication was looked at late enough; if not, it is looked at now."""
+        engine = self._engine
+        if engine is None:
+            return False
+        if (seen := engine.scheduler.seen) is not None and late_enough(seen):
+            return True
+        engine.watch.look_now()
+        return False
 
     def _wait_for(self, reached: Callable[[], bool], what: str, timeout: float | None) -> None:
         self._require_started()
@@ -206,7 +224,9 @@ class Pipeline:
 
     def _start(self) -> None:
         closing = self._closing
-        require(preflight(self.config, slot_patience=_SLOT_PATIENCE))
+        self._journal.refresh()
+        findings = preflight(self.config, slot_patience=_SLOT_PATIENCE)
+        report(require(findings, begun=not self._journal.empty))
         self._have_changes_announced()
         self._store.open(self.config.id)
         closing.callback(self._store.close)
@@ -214,7 +234,6 @@ class Pipeline:
         self._store.load_table_schemas()
         self._store.load_destination_tables_metadata()
         spark = self._spark or self._build_spark()
-        self._journal.refresh()
         recover_lost_slot(self.config, self._store, self._journal)
         self._destination.startup(DestinationContext(self.config.id, spark, self._store))
         closing.callback(self._destination.shutdown)
@@ -339,8 +358,11 @@ class Pipeline:
         return self._engine.scheduler.tables() if self._engine else []
 
     def _table_status(self, table: PipelineTable, source: Lsn | None) -> TableStatus:
-        cursor = table.cursor
-        position = table.position if cursor is not None else None
+        try:
+            cursor = table.cursor
+        except PenstockError:
+            cursor = None  # the store is away, or closed after a start that failed
+        position = position_at(self._journal, table.id, cursor)
         estimate = table.published.estimated_rows
         return TableStatus(
             table.id,

@@ -25,8 +25,7 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.table import PipelineTable
 from penstock.schema import ZERO_LSN, Lsn, TableId
-from penstock.states import Errored, FinishedCopy, Ready, SyncDone, stage_of
-from penstock.stores.base import Worker
+from penstock.states import Errored
 
 logger = logging.getLogger("penstock.pipeline.retention")
 
@@ -56,7 +55,7 @@ class Retention:
             passed = {
                 table.id: cursor
                 for table in tables.values()
-                if (cursor := self._cursor(table)) is not None
+                if (cursor := table.cursor) is not None
             }
             if self._published_as_of is not None:
                 # Of a table published after that, only later changes are here.
@@ -68,17 +67,6 @@ class Retention:
             self._limit_each(aside)
             self._limit_all([table for table in aside if _waits_for_somebody(table)])
             return freed
-
-    def _cursor(self, table: PipelineTable) -> Lsn | None:
-        """Up to where a table needs nothing any more; None for one that is not copied.
-
-        One that is set aside has its cursor in the store only.
-        """
-        if not isinstance(stage_of(table.state), FinishedCopy | SyncDone | Ready):
-            return None
-        if (cursor := table.cursor) is not None:
-            return cursor
-        return self._context.store.get_replication_progress(Worker.apply(table.id))
 
     def _make_room(self, passed: Mapping[TableId, Lsn]) -> int:
         """Drop the oldest of what is kept for its age alone, if the journal is full of it."""
@@ -141,7 +129,7 @@ class Retention:
 
     def _needed_behind(self, table: PipelineTable) -> Lsn:
         """What comes before is here for its age, and not because the table is set aside."""
-        return self._cursor(table) or ZERO_LSN
+        return table.cursor or ZERO_LSN
 
     def _drop(self, table: PipelineTable, why: str) -> None:
         end = self._context.journal.end

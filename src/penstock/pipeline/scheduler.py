@@ -55,6 +55,7 @@ class Scheduler:
         self._forget_at = self._look_at = 0.0
         self._settled = False
         self._wake = Event()
+        self.seen: Membership | None = None
         self._pools = {
             Job.COPY: ThreadPoolExecutor(config.max_table_sync_workers, "penstock-copy"),
             Job.APPLY: ThreadPoolExecutor(config.max_apply_workers, "penstock-apply"),
@@ -102,6 +103,7 @@ class Scheduler:
                 table.leaving |= table_id not in found
             for table_id in set(store.get_table_states()) - set(found) - set(self._tables):
                 self._forget(table_id, str(table_id))
+        self.seen = membership
         self.wake()
 
     def between_jobs(self, table: PipelineTable, action: Callable[[], None]) -> bool:

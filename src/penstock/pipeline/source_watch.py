@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Thread
+from threading import Event, Thread
 
 import psycopg
 
@@ -61,14 +61,21 @@ class SourceWatch:
         self._on_membership = on_membership
         self._on_failure = on_failure
         self._session: Session | None = None
+        self._wanted = Event()
+        self._unreceived: tuple[Lsn, float] | None = None
         self._thread = Thread(target=self._run, name="penstock-source", daemon=True)
         self.status = SourceStatus()
 
     def start(self) -> None:
         self._thread.start()
 
+    def look_now(self) -> None:
+        """Look at the publication without waiting for the next time."""
+        self._wanted.set()
+
     def stop(self) -> None:
         self._context.stopping.set()
+        self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
         else:
@@ -97,10 +104,12 @@ class SourceWatch:
         interval = self._context.config.replication_lag_refresh_interval_ms / 1000
         asked_at, pause = time.monotonic(), _MEMBERSHIP_SECONDS
         while not self._context.stopping.is_set():
+            wanted = self._wanted.is_set()
+            self._wanted.clear()
             try:
-                self.status = source_status(self._connected(), self._context.config.slot_name)
+                self.status = self._ask()
                 self._context.source.last_seen = self.status.position
-                if time.monotonic() - asked_at >= pause:
+                if wanted or time.monotonic() - asked_at >= pause:
                     asked_at, worked = time.monotonic(), time.thread_time()
                     if (membership := self.membership()) is None:
                         self._on_failure(self._gone())
@@ -109,7 +118,19 @@ class SourceWatch:
                     pause = look_pause(time.thread_time() - worked)
             except (PenstockError, psycopg.Error, OSError) as error:
                 self._bear_with(failure_of(error))
-            self._context.stopping.wait(interval)
+                self._context.stopping.wait(interval)
+            else:
+                self._wanted.wait(min(interval, pause))
+
+    def _ask(self) -> SourceStatus:
+        status = source_status(self._connected(), self._context.config.slot_name)
+        now, end = time.monotonic(), self._context.journal.end
+        if self._unreceived is not None and self._unreceived[0] <= end:
+            self._unreceived = None
+        if self._unreceived is None and status.position is not None and status.position > end:
+            self._unreceived = (status.position, now)
+        since = self._unreceived[1] if self._unreceived else now
+        return replace(status, unreceived_seconds=now - since)
 
     def _bear_with(self, failure: Failure) -> None:
         if failure.kind.value.startswith("source."):

@@ -9,7 +9,7 @@ zero there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,6 +53,16 @@ class Work:
     batches: int = 0
     values_nulled: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows_copied": self.rows_copied,
+            "rows_per_second": round(self.rows_per_second, 1),
+            "changes_applied": self.changes_applied,
+            "changes_per_second": round(self.changes_per_second, 1),
+            "batches": self.batches,
+            "values_nulled": self.values_nulled,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
@@ -92,12 +102,7 @@ class TableStatus:
             "lag_bytes": self.lag_bytes,
             "lag_seconds": round(self.lag_seconds, 3),
             "estimated_rows": self.estimated_rows,
-            "rows_copied": self.work.rows_copied,
-            "rows_per_second": round(self.work.rows_per_second, 1),
-            "changes_applied": self.work.changes_applied,
-            "changes_per_second": round(self.work.changes_per_second, 1),
-            "batches": self.work.batches,
-            "values_nulled": self.work.values_nulled,
+            **self.work.to_json(),
             "error": self.error.to_json() if self.error else None,
         }
 
@@ -132,13 +137,18 @@ class JournalStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How far the source's WAL is, and up to where its slot has been acknowledged."""
+    """How far the source's WAL is, and up to where its slot has been acknowledged.
+
+    `unreceived_seconds` is for how long the journal has lacked what the source had; from
+    outside nobody knows.
+    """
 
     position: Lsn | None = None
     confirmed: Lsn | None = None
     slot_active: bool | None = None
     slot_wal_status: str | None = None
     problem: str | None = None
+    unreceived_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -147,6 +157,7 @@ class SourceStatus:
             "slot_active": self.slot_active,
             "slot_wal_status": self.slot_wal_status,
             "problem": self.problem,
+            "unreceived_seconds": round(self.unreceived_seconds, 3),
         }
 
 
@@ -178,7 +189,14 @@ class PipelineStatus:
 
     @property
     def lag_seconds(self) -> float:
-        return max((table.lag_seconds for table in self.tables), default=0.0)
+        """For how long the oldest change waits, in the journal or still at the source."""
+        tables = [table.lag_seconds for table in self.tables]
+        return max(self.source.unreceived_seconds, *tables, 0.0)
+
+    @property
+    def work(self) -> Work:
+        """What has been done for all tables together."""
+        return Work(*map(sum, zip(*(astuple(table.work) for table in self.tables), strict=True)))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -186,6 +204,7 @@ class PipelineStatus:
             "running": self.running,
             "lag_bytes": self.lag_bytes,
             "lag_seconds": round(self.lag_seconds, 3),
+            **self.work.to_json(),
             "receiver": self.receiver.to_json(),
             "source": self.source.to_json(),
             "journal": self.journal.to_json(),
@@ -197,6 +216,15 @@ class PipelineStatus:
 def shown_state(state: StoredState) -> TableState:
     """The state as people see it: a copied table that is not there yet is catching up."""
     return Catchup(state.barrier) if isinstance(state, FinishedCopy) else state
+
+
+def position_at(journal: Journal, table_id: TableId, cursor: Lsn | None) -> Lsn | None:
+    """Where a table equals the source whose cursor is there: the journal's end if nothing waits."""
+    if cursor is None:
+        return None
+    # The end is read first: a manifest that comes in between is then pending, never passed.
+    end = journal.end
+    return cursor if journal.pending(table_id, cursor) else max(end, cursor)
 
 
 def table_lag(

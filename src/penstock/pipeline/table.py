@@ -21,7 +21,15 @@ from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
-from penstock.pipeline.failures import due, errored, failure_of, require_spark, without_changes
+from penstock.pipeline.failures import (
+    copied_in_vain,
+    due,
+    errored,
+    failure_of,
+    left_out_of_copies,
+    require_spark,
+    without_changes,
+)
 from penstock.pipeline.outage import StoreOutage
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
@@ -38,9 +46,10 @@ from penstock.states import (
     Ready,
     StoredState,
     SyncDone,
+    copy_id_of,
     stage_of,
 )
-from penstock.stores.base import schema_at_destination
+from penstock.stores.base import Worker, schema_at_destination
 
 logger = logging.getLogger("penstock.pipeline.table")
 
@@ -71,6 +80,7 @@ class PipelineTable:
         self._worked_at = 0.0
         self._standing = Standing(context, published.schema.id)
         self._copied_for: Lsn | None = None
+        self._finished_at: Lsn | None = None
         self.published = published
         self.state = state
         self.job: Job | None = None
@@ -156,9 +166,15 @@ class PipelineTable:
 
     @property
     def cursor(self) -> Lsn | None:
-        """Up to where everything is durable at the destination, as the store has it."""
-        applier = self._applier
-        return applier.cursor if applier else None
+        """Up to where everything is durable at the destination, as the store has it; None for
+        a table that is not copied. One that is set aside has it in the store only."""
+        if self._finished_at is not None:
+            return self._finished_at
+        if copy_id_of(self.state) is None:
+            return None
+        if (applier := self._applier) is not None:
+            return applier.cursor
+        return self._context.store.get_replication_progress(Worker.apply(self.id))
 
     @property
     def position(self) -> Lsn:
@@ -183,7 +199,8 @@ class PipelineTable:
                 case Job.APPLY:
                     self._apply()
                 case Job.MAINTAIN:
-                    self._maintain()
+                    there = self._applier.schema if self._applier else None
+                    self._upkeep.run(self._context.destination, there, self.batches)
         except Interrupted:
             logger.info("interrupted by shutdown", extra={"table": self.name})
         except TableGone:
@@ -202,15 +219,16 @@ class PipelineTable:
 
     def finish(self) -> None:
         """At shutdown, when no job runs: make accepted writes safe and move the cursor."""
-        if self._applier is not None and not isinstance(self.state, Errored):
-            try:
+        try:
+            if self._applier is not None and not isinstance(self.state, Errored):
                 self._applier.flush()
-            except Exception as error:
-                # What is not flushed stays before the cursor and is sent again.
-                logger.warning(
-                    "flush at shutdown failed",
-                    extra={"table": self.name, "reason": failure_of(error).loggable},
-                )
+            self._finished_at = self.cursor  # for the status: the store is closed next
+        except Exception as error:
+            # What is not flushed stays before the cursor and is sent again.
+            logger.warning(
+                "flush at shutdown failed",
+                extra={"table": self.name, "reason": failure_of(error).loggable},
+            )
 
     def retry(self) -> None:
         """Go on where an error stopped the table; nothing where none did."""
@@ -247,11 +265,14 @@ class PipelineTable:
     def _copy(self) -> None:
         self._forget_applier()
         self.rows.reset()
-        keep = self._standing.keep
+        schema, keep = self.published.schema, self._standing.keep
         copier = Copier(
-            self._context, self.published.schema, self._session, self.enter, keep, self.rows
+            self._context, schema, self._session, self.enter, keep, self.rows, self._attempts
         )
-        copier.copy(begun=isinstance(stage_of(self.state), DataSync))
+        try:
+            copier.copy(begun=isinstance(stage_of(self.state), DataSync))
+        finally:
+            self._attempts = copier.failures
         self.nulled = copier.nulled
         self._succeeded()
 
@@ -264,7 +285,7 @@ class PipelineTable:
         if isinstance(self.state, Errored):
             self.enter(self.state.interrupted)
         applier = self._applier or self._open_applier()
-        before, nulled = applier.batches, applier.nulled
+        before, nulled, cursor = applier.batches, applier.nulled, applier.cursor
         if self._standing.wants_copy(self.published):
             self.resync()
             return
@@ -287,26 +308,16 @@ class PipelineTable:
             self._synchronise(applier, position)
         elif isinstance(self.state, SyncDone):
             self.enter(Ready(self.state.copy_id))
-        self._succeeded()
+        # What was only handed over may still fail.
+        if applier.cursor > cursor or not applier.has_open_deliveries:
+            self._succeeded()
 
     def _resync_for(self, change: SchemaChange) -> None:
         if not self._context.config.table_sync_copy.includes(self.name):
             # An empty copy would take the place of all that the destination has.
-            raise PenstockError(
-                ErrorKind.SOURCE_SCHEMA,
-                f"the table changed ({change}), which takes another copy to follow, and"
-                " table_sync_copy leaves the table out",
-                hint="let table_sync_copy include the table, start again and `penstock retry` it",
-                table=change.new.name,
-                position=change.new.version,
-            )
+            raise left_out_of_copies(change)
         if self._copied_for == change.new.version:
-            # The copy was made after the change, and still does not have it.
-            raise PenstockError(
-                ErrorKind.INTERNAL,
-                f"the table was copied again because of a change ({change}), which the copy lacks",
-                hint="this is a defect of penstock; `penstock resync` the table, and report it",
-            )
+            raise copied_in_vain(change)
         self._copied_for = change.new.version
         self._forget_applier()
         self.enter(Init())
@@ -342,20 +353,6 @@ class PipelineTable:
 
     def _stored_schema(self) -> TableSchema:
         return schema_at_destination(self._context.store, self.id) or self.published.schema
-
-    def _maintain(self) -> None:
-        applier, batches = self._applier, self.batches
-        try:
-            if applier is not None:
-                self._context.destination.maintain(applier.schema)
-        except Exception as error:
-            # Housekeeping that fails harms nobody; the next batch would tell.
-            logger.warning(
-                "maintenance failed",
-                extra={"table": self.name, "reason": failure_of(error).loggable},
-            )
-        finally:
-            self._upkeep.done(batches)
 
     def _succeeded(self) -> None:
         self._attempts = 0

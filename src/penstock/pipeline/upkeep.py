@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
+
+from penstock.destinations.base import Destination
+from penstock.pipeline.failures import failure_of
+from penstock.schema import TableSchema
+
+logger = logging.getLogger("penstock.pipeline.upkeep")
 
 _EVERY_SECONDS = 30.0
 _QUIET_SECONDS = 2.0
@@ -23,7 +30,17 @@ class Upkeep:
             return False
         return now - worked_at >= _QUIET_SECONDS or fresh >= _BATCHES
 
-    def done(self, batches: int) -> None:
-        """Note that it was done, or tried, when there were so many batches."""
-        self._done_batches = batches
-        self._done_at = time.monotonic()
+    def run(self, destination: Destination, table: TableSchema | None, batches: int) -> None:
+        """Do it, after so many batches, if there is a table."""
+        try:
+            if table is not None:
+                destination.maintain(table)
+        except Exception as error:
+            # Housekeeping that fails harms nobody; the next batch would tell.
+            logger.warning(
+                "maintenance failed",
+                extra={"table": str(table and table.name), "reason": failure_of(error).loggable},
+            )
+        finally:
+            self._done_batches = batches
+            self._done_at = time.monotonic()

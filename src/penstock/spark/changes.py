@@ -65,7 +65,8 @@ class ChangeBatch:
     their changes are left out of everything below (but not of `counts`, which
     stem from the journal's statistics). `copy_id` names the copy that the batch
     builds on. `exact` is false where the publication leaves inserts, updates, deletes or
-    truncates out: keys may then be there that should not.
+    truncates out: keys may then be there that should not. `complete` is false there too, and
+    where the table was not copied: rows may be missing.
     """
 
     pipeline_id: str
@@ -79,6 +80,7 @@ class ChangeBatch:
     visible: VisibleXids | None = None
     begins_version: bool = False
     exact: bool = True
+    complete: bool = True
 
     @property
     def id(self) -> str:

@@ -21,6 +21,7 @@ further job, in the same snapshot.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _COUNTER = struct.Struct("<q")
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ def _staging(table: TableName, directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PenstockError(
-            ErrorKind.JOURNAL,
+            ErrorKind.JOURNAL_DISK if error.errno in _PASSING else ErrorKind.JOURNAL,
             f"cannot write copied rows to {directory}: {error.strerror or error}",
             hint="make the directory writable, with room for the table, from every executor",
             table=table,

@@ -208,14 +208,15 @@ class PipelineStore(DestinationStore, TableStateLifecycleStore, ABC):
     """What a pipeline needs: all three.
 
     One SQL store serves several pipelines; `open` says for which one this
-    object speaks and makes the storage ready (creating or migrating it).
+    object speaks and makes the storage ready (creating or migrating it). A store that
+    needs neither leaves both as they are.
     """
 
-    @abstractmethod
-    def open(self, pipeline_id: str) -> None: ...
+    def open(self, pipeline_id: str) -> None:
+        """Called once, before anything else."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Called last, at the end of a pipeline and of a look at it."""
 
 
 def schema_at_destination(store: PipelineStore, table_id: TableId) -> TableSchema | None:

@@ -28,7 +28,9 @@ from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.mirror import Mirror
 from penstock.destinations.delta.ownership import (
+    Places,
     require_not_begun,
+    require_own,
     require_replaceable,
     require_same_copy,
 )
@@ -40,7 +42,7 @@ from penstock.destinations.delta.properties import (
 )
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
-from penstock.schema import Lsn, TableName, TableSchema
+from penstock.schema import Lsn, TableId, TableName, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.spark.own_session import own_session
 from penstock.states import copy_id_of
@@ -98,6 +100,7 @@ class DeltaDestination(Destination):
         self._started: DestinationContext | None = None
         self._backlog = Backlog()
         self._found: dict[str, float] = {}
+        self._places = Places()
 
     def path(self, name: TableName) -> str:
         """Where a table is."""
@@ -120,27 +123,32 @@ class DeltaDestination(Destination):
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
         """Keeps the table, which stays readable until the copy replaces it in one commit."""
-        directory = location.local(self.path(table.name))
+        path = self.path(table.name)
+        self._places.take(table, path)
+        directory = location.local(path)
         if directory is not None:
             with explained(table.name, str(directory)):
-                location.clear_litter(directory, table.name)
+                location.clear_litter(directory, table.name, self._context.pipeline_id)
 
     def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteStatus:
         path = self.path(table.name)
         require_distinct_names(table)
-        mark = Mark(self._context.pipeline_id, table.id, rows.id)
+        mark = Mark(self._context.pipeline_id, table.id, rows.id, table_name=str(table.name))
         with explained(table.name, path):
             if self.mode == "history":
                 self._add_copy(table, rows, path, mark)
             elif not self._take_over(table, rows, path, mark):
                 self._replace(table, rows, path, mark)
+        self._places.leave(path)
         return WriteStatus.DURABLE
 
     def _add_copy(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
         """Append a copy to the history; begin one where there is none."""
-        newest = None
-        if self._exists(path) and (newest := self._mark(path)) is None:
+        exists = self._exists(path)
+        newest = self._mark(path) if exists else None
+        if exists and newest is None:
             require_replaceable(table.name, path, newest, mark)
+        require_own(table, path, newest, mark, self._copy_of)
         place = history.copy_place(path, rows, newest, mark)
         if place.behind is not None:
             self._fit_history(table, path)
@@ -161,21 +169,27 @@ class DeltaDestination(Destination):
             or not location.can_move(rows.files, directory)
         ):
             return False
-        location.move_in(rows.files, directory, rows.id)
+        files = location.move_in(rows, directory, mark.pipeline_id)
         failpoint("files_moved")
-        write_first_commit(directory, table, spark_schema(table).json(), mark, properties_of(table))
+        schema, properties = spark_schema(table).json(), properties_of(table)
+        write_first_commit(directory, files, table, schema, mark, properties)
         location.forget_note(directory)
         return True
 
     def _replace(self, table: TableSchema, rows: TableRows, path: str, mark: Mark) -> None:
         """Replace the table, rows and columns, in one commit; make it where there is none."""
         if self._exists(path):
-            require_replaceable(table.name, path, self._mark(path), mark)
+            newest = self._mark(path)
+            require_replaceable(table.name, path, newest, mark)
+            require_own(table, path, newest, mark, self._copy_of)
             self._prepare(table, rows.session, path)
         mark.sign(rows.session)
         self._set_defaults(table, rows.session)
         writer = rows.dataframe.write.format("delta").mode("overwrite")
         writer.option("overwriteSchema", "true").save(path)
+
+    def _copy_of(self, table_id: TableId) -> str | None:
+        return copy_id_of(self._context.store.get_table_state(table_id))
 
     def _set_defaults(self, table: TableSchema, session: SparkSession) -> None:
         for name, value in properties_of(table).items():
@@ -217,7 +231,8 @@ class DeltaDestination(Destination):
         table = batch.table
         path = self.path(table.name)
         with explained(table.name, path, batch.end):
-            mark = Mark(self._context.pipeline_id, table.id, batch.copy_id, batch.end)
+            whose = self._context.pipeline_id, table.id, batch.copy_id
+            mark = Mark(*whose, batch.end, table_name=str(table.name))
             self._require_table(table, path, mark, batch.start)
             mark.sign(batch.session)
             _repeated(table, lambda: self._write_batch(batch, path))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,16 @@ _ORDERED = frozenset(
 
 def write_first_commit(
     directory: Path,
+    files: Sequence[Path],
     table: TableSchema,
     schema: str,
     mark: Mark,
     properties: Mapping[str, str],
 ) -> None:
-    """Make the Parquet files in `directory` a Delta table whose rows have `schema` (JSON).
+    """Make Parquet files in `directory` a Delta table whose rows have `schema` (JSON).
 
     Fails if there is a table already; until the end there is none.
     """
-    files = sorted(path for path in directory.iterdir() if path.suffix == ".parquet")
     now = int(time.time() * 1000)
     actions: list[dict[str, Any]] = [
         {

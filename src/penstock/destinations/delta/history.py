@@ -134,9 +134,8 @@ def require_fit(session: SparkSession, table: TableSchema, path: str) -> list[Co
                 ErrorKind.DESTINATION_SCHEMA,
                 f"column {column.name} is {found} in the history at {path}, and {wanted} at the"
                 " source: a history cannot hold both, and is never converted",
-                hint=f"give the column its type back and `penstock retry` the table, or let"
-                f" column_types carry it as {found} and `penstock resync` the table (what is"
-                f" there stays); or {_begin_another(path)}",
+                hint=f"give the column its type back, or let column_types carry it as {found}, and"
+                f" `penstock resync` the table (what is there stays); or {_begin_another(path)}",
                 table=table.name,
             )
         wider.append(column)

@@ -12,10 +12,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlparse
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import TableName
+
+if TYPE_CHECKING:
+    from penstock.spark.changes import TableRows
 
 _NOTE = "_penstock_copy"
 
@@ -77,12 +81,14 @@ def has_commits(directory: Path) -> bool:
         return False
 
 
-def clear_litter(directory: Path, table: TableName) -> None:
+def clear_litter(directory: Path, table: TableName, pipeline_id: str) -> None:
     """Remove what an interrupted copy left; refuse to remove anything else."""
     if not directory.exists() or has_commits(directory):
         return
     entries = {entry.name for entry in directory.iterdir()}
-    if entries and _NOTE not in entries and not entries <= {"_delta_log"}:
+    if _NOTE in entries:
+        _require_own(directory, table, pipeline_id)
+    elif entries and not entries <= {"_delta_log"}:
         raise PenstockError(
             ErrorKind.DESTINATION_REJECTED,
             f"{directory} is not a Delta table and has files that Penstock did not put there",
@@ -101,12 +107,32 @@ def can_move(files: Sequence[str], directory: Path) -> bool:
         return False
 
 
-def move_in(files: Sequence[str], directory: Path, copy_id: str) -> None:
-    """Move the files in. Killed at any point, `clear_litter` undoes it."""
+def move_in(rows: TableRows, directory: Path, pipeline_id: str) -> list[Path]:
+    """Move a copy's files in; where they are. Killed at any point, `clear_litter` undoes it."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _NOTE).write_text(copy_id)
-    for number, file in enumerate(files):
-        Path(file).replace(directory / f"part-{number:05}-{quote(copy_id, safe='')}.parquet")
+    try:
+        with (directory / _NOTE).open("x") as note:
+            note.write(pipeline_id)
+    except FileExistsError:
+        _require_own(directory, rows.table.name, pipeline_id)
+    moved = []
+    for number, file in enumerate(rows.files):
+        name = f"part-{number:05}-{quote(rows.id, safe='')}.parquet"
+        moved.append(Path(file).replace(directory / name))
+    return moved
+
+
+def _require_own(directory: Path, table: TableName, pipeline_id: str) -> None:
+    """Raise where the files that are being put into `directory` are another pipeline's."""
+    whose = (directory / _NOTE).read_text()
+    if whose != pipeline_id:
+        raise PenstockError(
+            ErrorKind.DESTINATION_REJECTED,
+            f"{directory} is where pipeline {whose} puts a table, or tried to",
+            hint="give each pipeline a root of its own; or, if that one does not run any more,"
+            " remove the directory, and `penstock retry` the table",
+            table=table,
+        )
 
 
 def forget_note(directory: Path) -> None:

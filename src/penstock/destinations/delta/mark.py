@@ -36,6 +36,7 @@ class Mark:
     carried: bool = False
     copied_behind: Lsn | None = None
     went_on: bool = False
+    table_name: str | None = None
 
     def dumps(self) -> str:
         return json.dumps(
@@ -43,6 +44,7 @@ class Mark:
                 "penstock": {
                     "pipeline": self.pipeline_id,
                     "table": self.table_id.oid,
+                    "name": self.table_name,
                     "copy": self.copy_id,
                     "position": str(self.position) if self.position else None,
                     "carried": self.carried,
@@ -66,6 +68,7 @@ class Mark:
                 data["carried"],
                 Lsn.parse(behind) if behind else None,
                 data.get("went_on", False),
+                data.get("name"),
             )
         except (ValueError, TypeError, KeyError):
             return None

@@ -244,8 +244,8 @@ class Mirror:
                 return
             left = self._left_of(shrunk)
             found, fewest = left.agg(F.count("*"), F.min("change")).head() or (0, None)
-            lacking = self.batch.exact and found < shrunk.count()
-            if lacking or (fewest is not None and fewest < 0):
+            lacking = found < shrunk.count() or (fewest is not None and fewest < 0)
+            if lacking and self.batch.complete:
                 raise PenstockError(
                     ErrorKind.DESTINATION_REJECTED,
                     "the table lacks rows that the source deleted",

@@ -7,9 +7,15 @@ each take the other's rows for their own, and neither would notice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Lock
+
 from penstock.destinations.delta.mark import Mark
 from penstock.errors import ErrorKind, PenstockError
-from penstock.schema import Lsn, TableName
+from penstock.schema import Lsn, TableId, TableName, TableSchema
+
+CopyOf = Callable[[TableId], str | None]
+"""The copy that a table of the pipeline stems from."""
 
 ONE_DRIVER = "stop the other one: one pipeline id may run only once at a time"
 
@@ -28,6 +34,53 @@ def require_replaceable(name: TableName, path: str, newest: Mark | None, mark: M
         hint="give this pipeline a root of its own; or, if nobody needs that table, remove its"
         " directory and `penstock retry` this one",
         table=name,
+    )
+
+
+class Places:
+    """Where this pipeline's tables go. `naming`, or a file system that does not tell upper from
+    lower case, may send two of them to one place.
+
+    One that has come to another's name, because that was dropped or renamed, is no second one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._taken: dict[str, TableSchema] = {}
+
+    def take(self, table: TableSchema, path: str) -> None:
+        """Note that a copy of the table begins at `path`; raise if another's does."""
+        with self._lock:
+            if (other := self._taken.get(path)) is not None:
+                _require_one(table, path, other.id, str(other.name))
+            self._taken = {p: t for p, t in self._taken.items() if t.id != table.id}
+            self._taken[path] = table
+
+    def leave(self, path: str) -> None:
+        """The copy is there: from now on its mark tells whose the place is."""
+        with self._lock:
+            self._taken.pop(path, None)
+
+
+def require_own(
+    table: TableSchema, path: str, newest: Mark | None, mark: Mark, copy_of: CopyOf
+) -> None:
+    """Raise where what is at `path` is another table's, which goes on."""
+    if newest is None or newest.table_name is None or newest.pipeline_id != mark.pipeline_id:
+        return
+    if copy_of(newest.table_id) == newest.copy_id:
+        _require_one(table, path, newest.table_id, newest.table_name)
+
+
+def _require_one(table: TableSchema, path: str, other_id: TableId, other_name: str) -> None:
+    if other_id == table.id or other_name == str(table.name):
+        return
+    raise PenstockError(
+        ErrorKind.DESTINATION_REJECTED,
+        f"{path} is where {other_name} goes, too",
+        hint="let `naming` (or the file system) tell their names apart, then `penstock retry` the"
+        " table",
+        table=table.name,
     )
 
 

@@ -3,13 +3,15 @@
 `penstock doctor` prints the findings; `Pipeline.start` hands them to `require`,
 which raises one error that lists them all. A finding is an *error* when the
 pipeline could not start, could not copy a published table or could not follow
-its changes, and a *warning* when it can, but somebody should know.
+its changes, and a *warning* when it can, but somebody should know. A pipeline that has
+begun starts again in spite of single tables: they are set aside, and no other waits.
 
 Nothing here changes anything on the server.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from penstock.config import PipelineConfig
@@ -28,7 +30,9 @@ from penstock.postgres.preflight.server import (
 )
 from penstock.postgres.preflight.slot import free_slot, slot_findings
 
-__all__ = ["Finding", "Severity", "preflight", "require"]
+__all__ = ["Finding", "Severity", "preflight", "report", "require"]
+
+logger = logging.getLogger("penstock.preflight")
 
 LOCK_TIMEOUT = "10s"
 
@@ -52,11 +56,17 @@ def preflight(config: PipelineConfig, *, slot_patience: float = 0.0) -> list[Fin
     return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
-def require(findings: Sequence[Finding]) -> None:
-    """Raise one error that lists every finding which is an error; without any, do nothing."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+def require(findings: Sequence[Finding], *, begun: bool = False) -> list[Finding]:
+    """Raise one error that lists every finding which is an error. Without any, the findings
+    that somebody should know of; those of single tables are among them when it has `begun`.
+    """
+    errors = [
+        finding
+        for finding in findings
+        if finding.severity is Severity.ERROR and not (begun and finding.of_tables)
+    ]
     if not errors:
-        return
+        return list(findings)
     kinds = {finding.kind for finding in errors}
     kind = kinds.pop() if len(kinds) == 1 else ErrorKind.SOURCE_CONFIGURATION
     if len(errors) == 1:
@@ -68,6 +78,13 @@ def require(findings: Sequence[Finding]) -> None:
         f"the source is not ready, {len(errors)} things are missing:{every}",
         hint="run the remedies as a superuser or the tables' owner, then `penstock doctor`",
     )
+
+
+def report(findings: Sequence[Finding]) -> None:
+    """Log what somebody should know."""
+    for finding in findings:
+        told = {"problem": finding.problem, "remedy": finding.remedy}
+        logger.warning("%s", finding.subject, extra=told)
 
 
 def _findings(session: Session, config: PipelineConfig, slot_patience: float) -> Iterator[Finding]:

@@ -19,7 +19,8 @@ class Finding:
     """What is wrong (`problem`) with what (`subject`), and what mends it (`remedy`).
 
     The remedy is the statement to run, wherever a statement mends it; what
-    follows `--` in it is advice. `kind` is the kind of error that it would be.
+    follows `--` in it is advice. `kind` is the kind of error that it would be. `of_tables` says
+    that it is about some tables alone, which a pipeline can set aside.
     """
 
     severity: Severity
@@ -27,6 +28,7 @@ class Finding:
     problem: str
     remedy: str
     kind: ErrorKind = ErrorKind.SOURCE_CONFIGURATION
+    of_tables: bool = False
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.problem}\n  remedy: {self.remedy}"

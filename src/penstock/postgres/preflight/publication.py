@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
@@ -59,20 +60,28 @@ def publication_findings(session: Session, config: PipelineConfig) -> Iterator[F
             f'ALTER PUBLICATION {quoted} ADD TABLE "schema"."table";',
         )
     yield from _operations(found)
-    copied = [t for t in tables if config.table_sync_copy.includes(str(t.schema.name))]
-    yield from _privileges(session, name, copied)
-    yield from _policies(session, copied)
-    yield from identity_findings(session, found, tables)
+    for finding in _hindrances(session, config, found, tables):
+        yield replace(finding, of_tables=True)
     yield from _generated_columns(session, found, tables)
     yield from _unlogged_partitions(session, tables)
     yield from _names_of_others(tables)
+    yield from _unknown_names(config, tables)
+
+
+def _hindrances(
+    session: Session, config: PipelineConfig, found: Publication, tables: list[PublishedTable]
+) -> Iterator[Finding]:
+    """What keeps single tables from being copied, or followed."""
+    copied = [t for t in tables if config.table_sync_copy.includes(str(t.schema.name))]
+    yield from _privileges(session, found.name, copied)
+    yield from _policies(session, copied)
+    yield from identity_findings(session, found, tables)
     for table in tables:
         if table.refusal is not None:
             refusal = table.refusal
             yield error(
                 f"table {table.schema.name}", refusal.message, refusal.hint or "", refusal.kind
             )
-    yield from _unknown_names(config, tables)
 
 
 def _operations(found: Publication) -> Iterator[Finding]:
