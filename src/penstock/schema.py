@@ -14,7 +14,7 @@ the journal, Spark and destinations need no catalog.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -183,13 +183,15 @@ class DdlNote:
     `xid` is its transaction. `rewritten` says that rows which were there may hold other
     values since, `recast` that values of columns with another type were cast to it, and
     nothing else; `fills` what rows show in columns that are new, by number and as text:
-    a new column that is not among them is NULL there.
+    a new column that is not among them is NULL there. `reshaped` says that the table does
+    not look as it did: otherwise NOT NULL came or went, or nothing that a version shows.
     """
 
     xid: int
     rewritten: bool = False
     recast: bool = False
     fills: tuple[tuple[int, str], ...] = ()
+    reshaped: bool = True
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -197,12 +199,14 @@ class DdlNote:
             "rewritten": self.rewritten,
             "recast": self.recast,
             "fills": list(self.fills),
+            "reshaped": self.reshaped,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         fills = tuple((number, text) for number, text in data["fills"])
-        return cls(data["xid"], data["rewritten"], data["recast"], fills)
+        reshaped = data.get("reshaped", True)
+        return cls(data["xid"], data["rewritten"], data["recast"], fills, reshaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ class TableSchema:
         return next(column for column in self.columns if column.name == name)
 
     def same_shape(self, other: TableSchema) -> bool:
-        """Whether rows of both versions look alike (versions and names of types aside)."""
+        """Whether rows of both versions look alike (versions, names of types, NOT NULL aside)."""
         return (
             self.same_columns(other)
             and self.identity == other.identity
@@ -258,6 +262,16 @@ class TableSchema:
         return self.name == other.name and [(c.name, c.number, c.type) for c in self.columns] == [
             (c.name, c.number, c.type) for c in other.columns
         ]
+
+    def same_nullability(self, other: TableSchema) -> bool:
+        """Whether the columns of both, which are of one shape, are NOT NULL in both or neither."""
+        return [c.nullable for c in self.columns] == [c.nullable for c in other.columns]
+
+    def nullable_as(self, other: TableSchema) -> TableSchema:
+        """This version, with NOT NULL where `other`, which is of the same shape, has it."""
+        pairs = zip(self.columns, other.columns, strict=True)
+        columns = tuple(replace(column, nullable=as_in.nullable) for column, as_in in pairs)
+        return replace(self, columns=columns)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -71,6 +71,19 @@ A, B = (ColumnSchema(name, n, INTEGER, 23) for name, n in (("a", 2), ("b", 3)))
             "key, replica identity or order of columns",
             True,
         ),
+        (table(ID, A), table(ID, replace(A, nullable=False)), "a is not NULL", True),
+        (
+            table(ID, replace(A, nullable=False)),
+            table(replace(ID, key_position=None, nullable=False), A, B),
+            "added b, id is not NULL, a may be NULL",
+            True,
+        ),
+        (
+            table(replace(ID, key_position=None), A),
+            table(replace(ID, nullable=False), A),
+            "key, replica identity or order of columns, id is not NULL",
+            True,
+        ),
     ],
 )
 def test_a_change_says_what_it_is(
@@ -79,6 +92,7 @@ def test_a_change_says_what_it_is(
     change = SchemaChange(old, new)
     assert str(change) == told
     assert change.additive is additive
+    assert change.only_nullability is (told == "a is not NULL")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,74 @@ def test_what_changes_no_column_begins_no_version(table: Table) -> None:
     )
 
 
+def required(schema: TableSchema) -> list[str]:
+    return [column.name for column in schema.columns if not column.nullable]
+
+
+def test_not_null_that_comes_and_goes_begins_versions_of_the_same_shape(table: Table) -> None:
+    first, second, keyless = table.alter(
+        "ALTER TABLE t ALTER v SET NOT NULL",
+        "ALTER TABLE t ALTER v SET NOT NULL",
+        "ALTER TABLE t ALTER v DROP NOT NULL, ALTER w SET NOT NULL",
+        "ALTER TABLE t DROP CONSTRAINT t_pkey",
+    )
+    assert required(first) == ["id", "v"]
+    assert required(second) == required(keyless) == ["id", "w"]
+    assert second.same_shape(first)
+    assert second.note is not None
+    assert not second.note.rewritten
+    assert not second.note.reshaped
+    assert keyless.note is not None
+    assert keyless.note.reshaped
+
+
+def test_not_null_is_announced_also_where_the_catalog_was_ahead(table: Table) -> None:
+    """Nothing announced the version of the first row, and the catalog has what came later."""
+    ahead, announced = table.alter(
+        "BEGIN",
+        "INSERT INTO t VALUES (1, 1, 'w')",
+        "ALTER TABLE t ALTER v SET NOT NULL",
+        "INSERT INTO t VALUES (2, 2, 'w')",
+        "COMMIT",
+    )
+    assert required(ahead) == required(announced) == ["id", "v"]
+    assert ahead.note is None
+    assert announced.note is not None
+    pending = table.running.journal.pending(ahead.id, ZERO_LSN)
+    versions = [segment.schema_version for flush in pending for segment in flush.segments]
+    assert versions == [ahead.version, announced.version]
+
+
+@pytest.mark.since(18)
+def test_not_null_counts_when_all_rows_keep_to_it(table: Table) -> None:
+    table.alter("ALTER TABLE t ALTER w SET NOT NULL", "INSERT INTO t VALUES (1, NULL, 'w')")
+    assert table.alter("ALTER TABLE t ADD CONSTRAINT n NOT NULL v NOT VALID") == []
+    (valid,) = table.alter("UPDATE t SET v = 1", "ALTER TABLE t VALIDATE CONSTRAINT n")
+    assert required(valid) == ["id", "v", "w"]
+
+
+def test_not_null_of_a_root_counts_for_what_is_sent_under_its_name(
+    database: Database, receiver: StartReceiver
+) -> None:
+    with database.connect() as connection:
+        install(connection)
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+        connection.execute("CREATE TABLE leaf PARTITION OF t DEFAULT")
+        connection.execute(
+            "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
+    table = Table(receiver())
+    table.alter("INSERT INTO t VALUES (1, 1)", "ALTER TABLE t ALTER id SET STATISTICS 10")
+    (tighter,) = table.alter(
+        "ALTER TABLE leaf ALTER v SET NOT NULL",  # which is nobody's matter but its own
+        "ALTER TABLE t ALTER v SET NOT NULL",
+        "INSERT INTO t VALUES (2, 2)",
+    )
+    assert required(tighter) == ["id", "v"]
+    *_, last = table.running.journal.pending(tighter.id, ZERO_LSN)
+    assert [segment.schema_version for segment in last.segments] == [tighter.version]
+
+
 def test_names_survive_quickly_changing_places(table: Table) -> None:
     """The catalog shows the last of these alone when the first is received."""
     table.running.execute("BEGIN")

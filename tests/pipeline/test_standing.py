@@ -154,11 +154,12 @@ def test_another_file_of_a_partition_is_no_loss_where_the_stream_tells_why(tmp_p
     note = replace(TABLE, version=Lsn(25), note=DdlNote(31))
     writer.append(Lsn(30), schemas=(note,))
     journal.refresh()
-    assert one.broken is None, "the whole table was rewritten, and that was announced"
+    assert one.broken is None, "the whole table was altered, and that was announced"
     one.see(refiled(by=31), look(source_at=30), TABLE)
     one.see(refiled(by=41), look(source_at=40), TABLE)
     journal.retire({TABLE.id: Lsn(30)})
-    writer.append(Lsn(40))
+    required = replace(TABLE, version=Lsn(35), note=DdlNote(41, reshaped=False))
+    writer.append(Lsn(40), schemas=(required,))
 
     # After a restart, from what is on disk.
     journal = Journal(tmp_path)

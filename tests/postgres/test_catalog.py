@@ -157,6 +157,15 @@ def test_dropped_columns_leave_numbers_that_stay(session: Session) -> None:
     assert table.schema.column("n").type == ValueType(ValueKind.DECIMAL, 12, 2)
 
 
+@pytest.mark.since(18)
+def test_a_column_is_not_null_when_all_rows_keep_to_it(session: Session) -> None:
+    session.execute("CREATE TABLE shop.a (id int PRIMARY KEY, v int)")
+    session.execute("ALTER TABLE shop.a ADD CONSTRAINT n NOT NULL v NOT VALID")
+    assert [c.nullable for c in schema_of(session, "shop.a").columns] == [False, True]
+    session.execute("ALTER TABLE shop.a VALIDATE CONSTRAINT n")
+    assert [c.nullable for c in schema_of(session, "shop.a").columns] == [False, False]
+
+
 def test_generated_columns_are_not_sent_unless_asked_for(session: Session) -> None:
     session.execute("""
         CREATE TABLE shop.a (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED,

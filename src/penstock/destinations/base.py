@@ -96,6 +96,16 @@ class SchemaChange:
         return tuple((old, new) for old, new in self._kept if old.type != new.type)
 
     @property
+    def nullability(self) -> tuple[ColumnSchema, ...]:
+        """The columns, as they are now, that have become NOT NULL or are so no longer."""
+        return tuple(new for old, new in self._kept if old.nullable != new.nullable)
+
+    @property
+    def only_nullability(self) -> bool:
+        """Whether that is all: rows look as they did, and hold what they held."""
+        return bool(self.nullability) and self.new.same_shape(self.old) and not self.rewrites
+
+    @property
     def _kept(self) -> list[tuple[ColumnSchema, ColumnSchema]]:
         before = {_identity(column): column for column in self.old.columns}
         return [
@@ -143,7 +153,10 @@ class SchemaChange:
             parts.append(f"renamed to {self.new.name}")
         if not parts and self.note and self.rewrites:
             parts.append("its rows were rewritten")
-        return ", ".join(parts) or "key, replica identity or order of columns"
+        if not parts and not self.only_nullability:
+            parts.append("key, replica identity or order of columns")
+        parts += [f"{c.name} {'may be' if c.nullable else 'is not'} NULL" for c in self.nullability]
+        return ", ".join(parts)
 
 
 def _identity(column: ColumnSchema) -> tuple[int, str]:
@@ -192,9 +205,14 @@ class Destination(ABC):
         """
         return None
 
-    def change_schema(self, change: SchemaChange) -> SchemaChangeAction:  # noqa: ARG002
-        """Called before the first batch of a new schema version; may be repeated."""
-        return SchemaChangeAction.ERROR
+    def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
+        """Called before the first batch of a new schema version; may be repeated.
+
+        `SET NOT NULL` and its like come here too (`change.only_nullability`). A destination
+        whose columns may be NULL anyway goes on.
+        """
+        go_on = change.only_nullability
+        return SchemaChangeAction.CONTINUE if go_on else SchemaChangeAction.ERROR
 
     def rows_changed(self, table: TableSchema, what: str) -> SchemaChangeAction:  # noqa: ARG002
         """Called when rows came or went at the source and no change tells which.

@@ -223,7 +223,8 @@ class Journal:
         with self._lock:
             versions = self._schemas.get(table_id, {}).values()
             return xid in self._truncated_by.get(table_id, ()) or any(
-                version.note is not None and version.note.xid == xid for version in versions
+                note is not None and note.xid == xid and (note.reshaped or note.rewritten)
+                for note in (version.note for version in versions)
             )
 
     def partitions_sent_under(self, table_id: TableId) -> dict[int, int]:

@@ -72,9 +72,12 @@ class SchemaVersions:
         known = self._latest.get(described.id)
         note = _for_new_columns(told, known).note(xid, reason)
         same = known and known.same_shape(described) and known.same_types(described)
-        if same and not note.rewritten:
+        # A version that nobody announced has NOT NULL as the catalog had it then, which may be
+        # as it is from here on. What the destination was told, the applier knows.
+        told_already = known and known.note and known.same_nullability(described)
+        if same and told_already and not note.rewritten:
             return None
-        return self._begin(replace(described, note=note), commit)
+        return self._begin(replace(described, note=replace(note, reshaped=not same)), commit)
 
     def _begin(self, schema: TableSchema, commit: Lsn) -> TableSchema:
         known = self._latest.get(schema.id)

@@ -198,11 +198,14 @@ class Applier:
             # table has got back, it has in the catalog too, which the watch sees.
             run = replace(run, schema=replace(run.schema, name=self.schema.name))
         files = tuple(self._context.journal.file(segment) for segment in run.segments)
-        if not run.schema.same_shape(self.schema) or self._rewrites(run, visible):
+        if not run.schema.same_shape(self.schema) or self._announces(run, visible):
             if visible is not None and precedes(run.schema, files, visible):
                 self._pass(run)
                 return
             self._change_schema(run.schema)
+        else:
+            # The catalog's word for NOT NULL may be younger than the rows, or older than the copy.
+            run = replace(run, schema=run.schema.nullable_as(self.schema))
         nulled = self._count_nulled(run, visible)
         self._adopt_version(run.schema)
         if not run.segments:
@@ -233,13 +236,15 @@ class Applier:
             extra=self._extra(start=str(run.start), end=str(run.end), changes=batch.counts.total),
         )
 
-    def _rewrites(self, run: Run, visible: VisibleXids | None) -> bool:
-        """Whether rows that the destination has hold other values from this run on."""
+    def _announces(self, run: Run, visible: VisibleXids | None) -> bool:
+        """Whether the source says of this run that rows which the destination has hold other
+        values from here on, or that columns are NOT NULL or no longer so."""
         note = run.schema.note
         if note is None or not run.begins_version:
             return False
         seen = visible is not None and visible.contains(note.xid)
-        return not seen and SchemaChange(self.schema, run.schema).rewrites
+        change = SchemaChange(self.schema, run.schema)
+        return not seen and (change.rewrites or bool(change.nullability))
 
     def _pass(self, run: Run) -> None:
         """Go on behind a run that has nothing, or nothing more, for the destination."""
@@ -330,6 +335,8 @@ class Applier:
 
     def _require_allowed(self, change: SchemaChange) -> None:
         policy = self._context.config.schema_change_policy
+        if change.only_nullability:
+            return  # which no reader sees
         if policy == "freeze" or (policy == "additive" and not change.additive):
             raise self._refusal(
                 change,

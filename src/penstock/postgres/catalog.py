@@ -249,7 +249,11 @@ _TABLES = """
 
 _ATTRIBUTES = """
     SELECT attrelid, attname, attnum, atttypid, atttypmod, format_type(atttypid, atttypmod),
-           NOT attnotnull, attgenerated::text
+           -- of Postgres 18 on, one that is NOT VALID leaves NULLs where they are
+           NOT attnotnull OR EXISTS (
+               SELECT FROM pg_constraint WHERE conrelid = attrelid AND contype = 'n'
+               AND conkey[1] = attnum AND NOT convalidated),
+           attgenerated::text
     FROM pg_attribute
     WHERE attrelid = ANY(%(oids)s::oid[]) AND attnum > 0 AND NOT attisdropped
     ORDER BY attrelid, attnum

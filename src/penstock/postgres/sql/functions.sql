@@ -48,7 +48,11 @@ BEGIN
                     'type_oid', a.atttypid::bigint,
                     'type_modifier', a.atttypmod,
                     'type_name', format_type(a.atttypid, a.atttypmod),
-                    'nullable', NOT a.attnotnull,
+                    -- Of Postgres 18 on, one that is NOT VALID leaves NULLs where they are.
+                    'nullable', NOT a.attnotnull OR EXISTS (
+                        SELECT FROM pg_constraint
+                        WHERE conrelid = c.oid AND contype = 'n' AND conkey[1] = a.attnum
+                          AND NOT convalidated),
                     'generated', a.attgenerated <> '',
                     'filled', missing.texts IS NOT NULL,
                     -- What rows from before the column show in it. It comes as an
