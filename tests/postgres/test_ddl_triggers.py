@@ -29,6 +29,15 @@ def made(session: Session) -> int:
     return int(str(row[0]))
 
 
+def fail_to_announce(session: Session) -> list[str]:
+    """Install triggers that only warn; their warnings, as they come."""
+    broken = functions_sql().replace("pg_logical_emit_message", "no_such_function")
+    session.execute((broken + triggers_sql()).encode())
+    warnings: list[str] = []
+    session.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    return warnings
+
+
 def test_installing_and_taking_out(session: Session) -> None:
     assert trigger_state(session) is TriggerState.MISSING
     install(session)
@@ -46,6 +55,22 @@ def test_an_older_version_is_replaced(session: Session) -> None:
     assert trigger_state(session) is TriggerState.OTHER_VERSION
     install(session)
     assert trigger_state(session) is TriggerState.CURRENT
+
+
+def test_triggers_that_pass_over_replicas_are_of_another_version(session: Session) -> None:
+    install(session)
+    session.execute("ALTER EVENT TRIGGER penstock_announce_rewrite ENABLE")
+    assert trigger_state(session) is TriggerState.OTHER_VERSION
+    install(session)
+    assert trigger_state(session) is TriggerState.CURRENT
+
+
+def test_what_a_session_does_as_a_replica_is_announced(session: Session) -> None:
+    warnings = fail_to_announce(session)
+    session.execute("CREATE TABLE t (id int)")
+    session.execute("SET session_replication_role = replica")
+    session.execute("ALTER TABLE t ALTER id TYPE int USING id * 2")
+    assert len(warnings) == 2
 
 
 def test_a_trigger_that_is_switched_off_is_missing(
@@ -68,10 +93,7 @@ def test_what_others_keep_in_the_schema_stays(
 def test_a_failing_announcement_lets_the_statement_pass(
     session: Session,
 ) -> None:
-    broken = functions_sql().replace("pg_logical_emit_message", "no_such_function")
-    session.execute((broken + triggers_sql()).encode())
-    warnings: list[str] = []
-    session.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
+    warnings = fail_to_announce(session)
     session.execute("CREATE TABLE t (id int)")
     session.execute("ALTER TABLE t ALTER id TYPE bigint")
     assert len(warnings) == 2

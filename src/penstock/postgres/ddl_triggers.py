@@ -40,9 +40,12 @@ def _version() -> str:
 
 
 def trigger_state(session: Session) -> TriggerState:
-    """Whether the triggers are there, switched on, and those of this release."""
+    """Whether the triggers are there, switched on, and those of this release.
+
+    Ours are enabled always; earlier releases' were not.
+    """
     query = """
-        SELECT max(obj_description(oid, 'pg_event_trigger'))
+        SELECT max(obj_description(oid, 'pg_event_trigger')), bool_and(evtenabled = 'A')
         FROM pg_event_trigger WHERE evtname = ANY(%s) AND evtenabled IN ('O', 'A')
         HAVING count(*) = %s
     """
@@ -50,9 +53,8 @@ def trigger_state(session: Session) -> TriggerState:
         row = session.execute(query, [list(_TRIGGERS), len(_TRIGGERS)]).fetchone()
     if row is None:
         return TriggerState.MISSING
-    return (
-        TriggerState.CURRENT if row[0] == f"penstock {_version()}" else TriggerState.OTHER_VERSION
-    )
+    current = tuple(row) == (f"penstock {_version()}", True)
+    return TriggerState.CURRENT if current else TriggerState.OTHER_VERSION
 
 
 def may_make_triggers(session: Session) -> bool:

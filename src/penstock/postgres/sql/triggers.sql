@@ -8,4 +8,9 @@ DROP EVENT TRIGGER IF EXISTS penstock_announce_rewrite;
 CREATE EVENT TRIGGER penstock_announce_rewrite ON table_rewrite
     EXECUTE FUNCTION penstock.announce_rewrite();
 
+-- Also in a session that says it is a replica's (session_replication_role): what it does to
+-- tables is in the WAL like anything else.
+ALTER EVENT TRIGGER penstock_announce_columns ENABLE ALWAYS;
+ALTER EVENT TRIGGER penstock_announce_rewrite ENABLE ALWAYS;
+
 COMMENT ON EVENT TRIGGER penstock_announce_columns IS 'penstock {version}';
