@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -325,6 +326,31 @@ def test_too_many_connections_pass_by_themselves(
 def test_tls_where_there_is_none(guarded_server: EmbeddedPostgres) -> None:
     given = PgConnection(host="127.0.0.1", port=guarded_server.port, sslmode="require")
     assert refusal(given).kind is ErrorKind.SOURCE_CONFIGURATION
+
+
+@pytest.mark.parametrize("sslmode", ["require", "prefer"])
+def test_a_connection_that_is_cut_while_tls_begins_passes_by_itself(sslmode: str) -> None:
+    """As by a load balancer whose server is away."""
+    with socket.create_server(("127.0.0.1", 0)) as balancer:
+
+        def cut_all() -> None:
+            with suppress(OSError):
+                while True:
+                    with balancer.accept()[0] as client:
+                        client.recv(8)
+                        client.sendall(b"S")
+                        client.recv(65536)
+
+        thread = threading.Thread(target=cut_all)
+        thread.start()
+        try:
+            port = balancer.getsockname()[1]
+            error = refusal(PgConnection(host="127.0.0.1", port=port, sslmode=sslmode))
+        finally:
+            balancer.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert error.kind is ErrorKind.SOURCE_CONNECTION
+    assert "was cut" in error.message
 
 
 def test_a_setting_that_libpq_does_not_know(source: PgConnection) -> None:

@@ -275,6 +275,13 @@ _REFUSALS = (
         "wait until the server is up",
     ),
     _Refusal(
+        r"unexpected eof|SSL SYSCALL|connection reset",
+        ErrorKind.SOURCE_CONNECTION,
+        "the connection to {server} was cut while it was made: {reason}",
+        "wait; if it does not pass, see whether a proxy or load balancer in between has a server,"
+        " and what the server's log says",
+    ),
+    _Refusal(
         r"does not support SSL|certificate|sslmode|SSL error",
         ErrorKind.SOURCE_CONFIGURATION,
         "no TLS connection to {server} with these settings: {reason}",
