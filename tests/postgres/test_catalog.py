@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from penstock.config import PgConnection
@@ -351,6 +352,27 @@ def test_the_leaves_of_a_table(session: Session) -> None:
         "shop.orders_us",
     ]
     assert partition_leaves(session, leaves[0]) == []
+
+
+def test_a_partition_that_is_being_detached_is_none_any_more(
+    session: Session, source: PgConnection
+) -> None:
+    session.execute(PARTITIONED)
+    [before] = publish(session, "FOR TABLE shop.orders", "WITH (publish_via_partition_root)")
+    with connect(source, "reader", autocommit=False) as reader:
+        reader.execute("SELECT FROM shop.orders")
+        session.execute("SET lock_timeout TO '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):  # its second half waits for readers
+            session.execute("ALTER TABLE shop.orders DETACH PARTITION shop.orders_us CONCURRENTLY")
+    left = ["shop.orders_eu_1", "shop.orders_eu_2"]
+    [pending] = published_tables(session, "pub")
+    assert [str(t.name) for t in copy_targets(session, pending.schema)] == left
+    assert [str(t.name) for t in partition_leaves(session, pending.schema)] == left
+    broken = before.terms.broken_by(pending.terms)
+    assert broken == "partition shop.orders_us was detached or dropped"
+    session.execute("ALTER TABLE shop.orders DETACH PARTITION shop.orders_us FINALIZE")
+    [after] = published_tables(session, "pub")
+    assert after.terms == pending.terms
 
 
 def test_unlogged_partitions_are_not_copied(session: Session) -> None:

@@ -237,7 +237,7 @@ _TABLES = """
             SELECT c.oid
             UNION ALL
             SELECT i.inhrelid FROM parts JOIN pg_inherits i ON i.inhparent = parts.oid
-            WHERE c.relkind = 'p')
+            WHERE c.relkind = 'p' AND NOT i.inhdetachpending)
         SELECT CASE WHEN coalesce(bool_and(l.reltuples < 0), false) THEN -1
                     ELSE coalesce(sum(greatest(l.reltuples, 0)), 0) END::bigint AS estimate
         FROM parts JOIN pg_class l USING (oid)

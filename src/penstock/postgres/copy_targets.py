@@ -25,7 +25,8 @@ class CopyTarget:
     bytes: int
 
 
-# A table and its partitions. Not by pg_partition_tree: that locks all of them until the
+# A table and its partitions, without one that is being detached (concurrently): who reads the
+# table does not see its rows any more. Not by pg_partition_tree: that locks all of them until the
 # transaction ends. A copy's transaction is long, and a TRUNCATE that waited for it would
 # make the copy's own workers wait in turn: for ever.
 _PARTS = """
@@ -35,7 +36,7 @@ _PARTS = """
         SELECT i.inhrelid
         FROM parts
         JOIN pg_class p ON p.oid = parts.oid AND p.relkind = 'p'
-        JOIN pg_inherits i ON i.inhparent = p.oid)
+        JOIN pg_inherits i ON i.inhparent = p.oid AND NOT i.inhdetachpending)
     SELECT oid FROM parts
 """
 

@@ -61,7 +61,7 @@ _PARTITIONS = """
                    AND own.attnum > 0 AND own.xmin = a.xmin AND own.cmin = a.cmin
                    AND own.xmax = 0 AND a.xmax = 0) -- else cmin may be something else
         FROM parts
-        JOIN pg_inherits i ON i.inhparent = parts.oid
+        JOIN pg_inherits i ON i.inhparent = parts.oid AND NOT i.inhdetachpending
         LEFT JOIN pg_attribute a ON a.attrelid = i.inhrelid AND a.attnum = -1)
     SELECT parts.root, c.oid, n.nspname || '.' || c.relname, parts.links, parts.attached,
            CASE WHEN pub.pubtruncate THEN c.relfilenode::bigint ELSE 0 END, c.xmin::text::bigint

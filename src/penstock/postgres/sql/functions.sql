@@ -67,7 +67,8 @@ BEGIN
                         SELECT c.oid
                         UNION
                         SELECT i.inhrelid FROM holders JOIN pg_inherits i
-                            ON i.inhparent = holders.oid WHERE c.relkind = 'p')
+                            ON i.inhparent = holders.oid
+                        WHERE c.relkind = 'p' AND NOT i.inhdetachpending)
                     SELECT array_agg(DISTINCT h.attmissingval::text) AS texts
                     FROM holders JOIN pg_attribute h
                         ON h.attrelid = holders.oid AND h.attname = a.attname
