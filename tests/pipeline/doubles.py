@@ -22,7 +22,7 @@ class ScriptedDestination(Destination):
     """Keeps rows by key, as a mirror would. `status` is what writes answer.
 
     `before_write` is called with the table's name before every write, and may
-    raise; so may `before_copy` and `before_shutdown`. `futures` holds what was
+    raise; so may `before_copy`, `before_flush` and `before_shutdown`. `futures` holds what was
     answered under "future", oldest first.
     """
 
@@ -38,6 +38,7 @@ class ScriptedDestination(Destination):
         self.tells_position = True
         self.before_write: Hook = lambda table: None
         self.before_copy: Hook = lambda table: None
+        self.before_flush: Hook = lambda table: None
         self.before_shutdown: Callable[[], None] = lambda: None
         self._lock = Lock()
 
@@ -81,6 +82,7 @@ class ScriptedDestination(Destination):
 
     def flush(self, table: TableSchema) -> None:
         self._note("flush", str(table.name))
+        self.before_flush(str(table.name))
 
     def _note(self, call: str, table: str) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
@@ -8,6 +8,7 @@ from penstock.destinations.base import WriteStatus
 from penstock.errors import PenstockError
 from penstock.pipeline.deliveries import Deliveries
 from penstock.schema import Lsn
+from penstock.testing.waiting import wait_for
 
 DURABLE, ACCEPTED = WriteStatus.DURABLE, WriteStatus.ACCEPTED
 
@@ -77,6 +78,18 @@ def test_a_completed_future_wakes() -> None:
     deliveries.add(Lsn(1), future)
     future.set_result(None)
     assert woken == [True]
+
+
+def test_a_write_that_is_under_way_is_waited_for(deliveries: Deliveries) -> None:
+    writing: Future[None] = Future()  # made by hand, so it cannot tell that it has begun
+    deliveries.add(Lsn(1), writing)
+    with ThreadPoolExecutor(1) as pool:
+        abandoned = pool.submit(deliveries.abandon)
+        wait_for(lambda: abandoned.running())
+        assert not wait([abandoned], 0.05).done
+        writing.set_result(None)
+        abandoned.result(60)
+    assert len(deliveries) == 0
 
 
 def test_an_answer_that_is_none_of_these_is_refused(deliveries: Deliveries) -> None:

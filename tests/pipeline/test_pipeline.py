@@ -37,7 +37,9 @@ def oid(source: Source, table: str) -> TableId:
     return TableId(row[0])
 
 
-def test_tables_are_copied_then_streamed_and_resumed(source: Source) -> None:
+def test_tables_are_copied_then_streamed_and_resumed(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
     with source.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         assert source.mirrored("a") == source.rows("a")
@@ -55,12 +57,20 @@ def test_tables_are_copied_then_streamed_and_resumed(source: Source) -> None:
         assert status.ready
         assert status.table("public.a").work.rows_copied == 100
         assert status.table("public.a").work.changes_applied == 26
+        assert (status.work.rows_copied, status.work.changes_applied) == (100, 28)
         assert status.receiver.state == "streaming"
-    source.execute("INSERT INTO a VALUES (5000, 'while it was down')", "TRUNCATE b")
+    source.execute(
+        "INSERT INTO a VALUES (5000, 'while it was down')",
+        "TRUNCATE b",
+        "CREATE TABLE keyless (v text)",
+        "ALTER PUBLICATION pub ADD TABLE keyless",
+    )
     with source.pipeline() as pipeline:
         source.catch_up(pipeline)
         assert source.mirrored("a") == source.rows("a")
         assert source.mirrored("b") == []
+    problems = [getattr(record, "problem", "") for record in caplog.records]
+    assert any("has no usable replica identity" in problem for problem in problems)
     assert source.destination.called("copy", "public.a") == 1, "it never copies again"
 
 
@@ -186,6 +196,10 @@ def test_an_error_sets_only_its_table_aside_and_retries_it(source: Source) -> No
 
     wait_for(set_aside)
     wait_for(lambda: source.mirrored("b") == source.rows("b"))
+    waiting = pipeline.status().table("public.a")
+    assert waiting.position == waiting.cursor, "it has not what the journal has"
+    assert waiting.pending_bytes > 0
+    assert pipeline.status().lag_seconds >= waiting.lag_seconds > 0
     assert errors[0].reason == "the destination has a bad day"
     assert errors[0].retry == "timed"
     assert state(pipeline, "b") == "ready"
@@ -195,15 +209,20 @@ def test_an_error_sets_only_its_table_aside_and_retries_it(source: Source) -> No
     assert source.mirrored("a") == source.rows("a")
 
 
-def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source) -> None:
+@pytest.mark.parametrize("status", ["durable", "accepted"])
+def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source, status: str) -> None:
     def fail(table: str) -> None:
         if table == "public.a":
             raise RuntimeError("no")
 
-    source.destination.before_write = fail
     pipeline = source.pipeline(table_error_retry_max_attempts=3)
     pipeline.start()
     pipeline.wait_until_ready(TIMEOUT)
+    source.destination.status, source.destination.tells_position = status, False
+    if status == "durable":
+        source.destination.before_write = fail
+    else:
+        source.destination.before_flush = fail
     source.execute("INSERT INTO a VALUES (1001, 'waits')")
     with pytest.raises(PenstockError, match="set aside: no"):
         source.catch_up(pipeline)
@@ -214,7 +233,7 @@ def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source) -
     again = source.pipeline()
     again.start()
     assert state(again, "a") == "errored"
-    source.destination.before_write = lambda table: None
+    source.destination.before_write = source.destination.before_flush = lambda table: None
     Requests(source.config().journal_path).add(Request(oid(source, "a"), Action.RETRY))
     wait_for(lambda: state(again, "a") == "ready")
     source.catch_up(again)
@@ -257,6 +276,36 @@ def test_a_copy_that_the_destination_refuses_is_offered_again_without_reading_ag
     assert source.destination.called("copy", "public.a") == 2
     assert source.destination.called("drop", "public.a") == 1
     assert not list(Journal(pipeline.config.journal_path).copies_directory.iterdir())
+
+
+def test_a_copy_that_fails_again_and_again_waits_for_somebody(source: Source) -> None:
+    def fail(table: str) -> None:
+        if table == "public.a":
+            raise ConnectionError("not now, nor later")
+
+    pipeline = source.pipeline(table_error_retry_max_attempts=3)
+    pipeline.start()
+    pipeline.wait_until_ready(TIMEOUT)
+    source.destination.before_copy = fail
+    asked = Requests(pipeline.config.journal_path)
+    asked.add(Request(oid(source, "a"), Action.RESYNC))
+    wait_for(lambda: state(pipeline, "a") != "ready")
+    with pytest.raises(PenstockError, match="given up after 3 attempts"):
+        pipeline.wait_until_ready(TIMEOUT)
+    assert source.destination.called("copy", "public.a") == 1 + 3
+    assert source.destination.called("drop", "public.a") == 1 + 1, "Postgres was read once"
+    pipeline.shutdown()
+
+    # It was to be copied again, and is not; what the destination has is not to be lost for it.
+    source.destination.before_copy = lambda table: None
+    left_out = {"mode": "except", "tables": ["public.a"]}
+    again = source.pipeline(table_sync_copy=left_out)
+    asked.add(Request(oid(source, "a"), Action.RETRY))
+    again.start()
+    wait_for(lambda: not asked.pending())
+    with pytest.raises(PenstockError, match="table_sync_copy leaves it out"):
+        again.wait_until_ready(TIMEOUT)
+    assert source.mirrored("a") == source.rows("a")
 
 
 def test_a_copy_that_cannot_succeed_sets_only_its_table_aside(source: Source) -> None:
@@ -388,8 +437,8 @@ def test_a_table_added_while_running_is_copied_and_streamed(source: Source) -> N
         "ALTER PUBLICATION pub ADD TABLE late",
         "INSERT INTO late VALUES (2, 'came after')",
     )
-    wait_for(lambda: any(t.name == "public.late" for t in pipeline.status().tables))
-    pipeline.wait_until_ready(TIMEOUT)
+    source.catch_up(pipeline)
+    assert source.mirrored("late") == source.rows("late")
     source.execute("INSERT INTO late VALUES (3, 'streamed')")
     source.catch_up(pipeline)
     assert source.mirrored("late") == source.rows("late")

@@ -552,13 +552,13 @@ def test_columns_that_show_the_names_of_others(shop: Session, source: PgConnecti
 def test_names_in_the_configuration_that_nothing_has(shop: Session, source: PgConnection) -> None:
     configuration = config(
         source,
-        column_types={"shop.customers": {"nmae": "string"}, "customers": {"id": "string"}},
+        column_types={"shop.customers": {"nmae": "string"}, "shop.custmers": {"id": "string"}},
         table_sync_copy={"mode": "except", "tables": ["shop.custmers"]},
     )
     findings = preflight(configuration)
     problems = " ".join(f.problem for f in findings if f.subject == "column_types")
     assert "shop.customers.nmae" in problems
-    assert "customers.id" in problems
+    assert "shop.custmers.id" in problems
     assert "shop.custmers" in about(findings, "table_sync_copy").problem
 
 
