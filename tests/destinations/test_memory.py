@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from penstock.destinations import MemoryDestination
 from penstock.destinations.base import Destination
 from penstock.events import Begin, Commit, Insert, OldRow, Relation, Truncate, Update
-from penstock.schema import TableSchema
+from penstock.schema import Lsn, TableSchema
 from penstock.testing.destination_contract import DestinationContract
 from penstock.testing.sample_tables import NOTES, note
 from penstock.testing.segments import insert, truncate, update
@@ -53,6 +54,18 @@ class TestMemoryDestination(DestinationContract):
         begin = events[1]
         assert isinstance(begin, Begin)
         assert begin.commit_ts.tzinfo is not None
+
+    def test_parts_of_a_flush_may_share_a_transaction(self, notes: Stage) -> None:
+        """A version that begins in it parts the two."""
+        script, before = notes.script, notes.rows
+        first = script.batch([insert(note(7))])
+        end, script.end = script.end, first.start
+        second = script.batch([insert(note(8))])
+        assert end == script.end
+        parted = Lsn(first.end.value - 1)
+        notes.write(replace(first, end=parted))
+        notes.write(replace(second, start=parted))
+        assert notes.rows == [*before, (7, None, None), (8, None, None)]
 
     def test_tables_are_listed_and_unknown_ones_are_empty(self, notes: Stage) -> None:
         assert self._destination.tables == [NOTES.name]

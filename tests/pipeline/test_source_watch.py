@@ -14,7 +14,9 @@ from penstock.destinations import MemoryDestination
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
+from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.source_watch import Membership, SourceWatch
+from penstock.pipeline.status import JournalStatus, PipelineStatus
 from penstock.stores import MemoryStore
 from penstock.testing.waiting import wait_for
 from tests.conftest import Database
@@ -86,6 +88,29 @@ def test_a_look_that_a_disk_or_a_store_has_failed_is_repeated(
     assert warning.levelname == "WARNING"
     assert told in warning.__dict__["reason"]
     assert watched.watch.status.problem != told, "the source is well"
+
+
+def test_what_is_not_received_is_told_by_its_age(watched: Watched) -> None:
+    watched.watch.start()
+    wait_for(lambda: watched.watch.status.unreceived_seconds > 0.1)  # the journal is empty
+    lag = PipelineStatus(
+        "t",
+        True,
+        ReceiverReport(ReceiverState.PAUSED),
+        watched.watch.status,
+        JournalStatus.of(watched.context.journal),
+        (),
+    ).lag_seconds
+    assert lag > 0.1
+
+
+def test_a_look_that_is_wanted_comes_at_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.source_watch._MEMBERSHIP_SECONDS", 3600.0)
+    watched.watch.start()
+    watched.watch.look_now()
+    wait_for(lambda: watched.looks == 1)
 
 
 def test_a_look_that_fails_for_another_reason_fails_the_pipeline(watched: Watched) -> None:

@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import ErrorKind, PenstockError
 from penstock.states import Init
 from penstock.stores import MemoryStore
+from penstock.stores.base import PipelineStore, SchemaStore, StateStore, TableStateLifecycleStore
 from penstock.testing.store_contract import MakeStore, StoreContract
 from penstock.testing.store_contract.foundation import ORDERS
 
@@ -28,6 +29,14 @@ def test_a_store_that_is_not_open_answers_nothing() -> None:
     store.close()
     with pytest.raises(PenstockError, match="not open"):
         store.update_table_state(ORDERS, Init())
+
+
+def test_a_store_of_ones_own_is_the_three_contracts_and_no_more() -> None:
+    assert PipelineStore.__abstractmethods__ == (
+        SchemaStore.__abstractmethods__
+        | StateStore.__abstractmethods__
+        | TableStateLifecycleStore.__abstractmethods__
+    )
 
 
 def test_a_store_speaks_for_one_pipeline_at_a_time() -> None:

@@ -222,7 +222,8 @@ class Applier:
             self._session,
             visible,
             begins_version=self._begun != run.schema.version,
-            exact=self._exact(),
+            exact=(exact := self._exact()),
+            complete=exact and self._context.config.table_sync_copy.includes(str(self.schema.name)),
         )
         result = self._context.destination.write_events(batch)
         self._deliveries.add(run.end, result)
@@ -341,8 +342,8 @@ class Applier:
             raise self._refusal(
                 change,
                 f"which schema_change_policy: {policy} does not allow",
-                "change it back and `penstock retry` the table, or `penstock resync` it to copy it"
-                " as it is now",
+                "change it back, if it shall stay as it was, then `penstock resync` the table,"
+                " which copies it as it is",
             )
 
     def _refusal(self, change: SchemaChange, why: str, hint: str) -> PenstockError:

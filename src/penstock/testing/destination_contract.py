@@ -24,7 +24,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -292,6 +291,8 @@ class DestinationContract(ABC):
         assert log.rows == [(1, "a", None), (1, "b", None), (2, None, None), (3, "c", 4)]
         log.apply([truncate(), insert(note(5)), insert(note(5)), delete(note(5))])
         assert log.rows == [(5, None, None)]
+        log.write(log.script.batch([delete(note(n)) for n in (5, 5, 8)], complete=False))
+        assert log.rows == []
 
     def test_rows_without_a_key_are_told_apart_by_the_sign_of_a_zero(
         self, stage: Callable[[TableSchema], Stage]

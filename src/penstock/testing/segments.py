@@ -101,6 +101,7 @@ class Script:
         visible: VisibleXids | None = None,
         begins_version: bool = False,
         exact: bool = True,
+        complete: bool = True,
     ) -> ChangeBatch:
         """The next batch: one segment, with these transactions."""
         start = self.end
@@ -128,6 +129,7 @@ class Script:
             visible,
             begins_version,
             exact,
+            complete,
         )
 
     def _envelope(self, change: Change, commit: int, ordinal: int) -> dict[str, Any]:
