@@ -195,6 +195,24 @@ def test_not_null_of_a_root_counts_for_what_is_sent_under_its_name(
     assert [segment.schema_version for segment in last.segments] == [tighter.version]
 
 
+@pytest.mark.since(18)
+def test_a_generated_column_that_is_virtual_is_not_announced(
+    database: Database, receiver: StartReceiver
+) -> None:
+    with database.connect() as connection:
+        install(connection)
+        connection.execute("""
+            CREATE TABLE t (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id * 3) STORED,
+                            v int GENERATED ALWAYS AS (id * 2) VIRTUAL)
+        """)
+        connection.execute(
+            "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_generated_columns = stored)"
+        )
+    table = Table(receiver())
+    (added,) = table.alter("ALTER TABLE t ADD w int", "INSERT INTO t (id) VALUES (1)")
+    assert columns(added) == [(1, "id"), (2, "s"), (4, "w")]
+
+
 def test_names_survive_quickly_changing_places(table: Table) -> None:
     """The catalog shows the last of these alone when the first is received."""
     table.running.execute("BEGIN")

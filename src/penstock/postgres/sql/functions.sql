@@ -73,7 +73,8 @@ BEGIN
                     FROM holders JOIN pg_attribute h
                         ON h.attrelid = holders.oid AND h.attname = a.attname
                     WHERE h.atthasmissing) AS missing
-                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
+                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                  AND a.attgenerated <> 'v')) -- virtual ones are never sent
         FROM touched
         JOIN pg_class c ON c.oid = touched.oid
         JOIN pg_namespace n ON n.oid = c.relnamespace
