@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from penstock.testing.segments import Change, delete, insert, joined, update
 from penstock.testing.stage import Stage
 
 VARIABLE = "${env:HOME}"
+_LAST = 200
+"""More executions than a batch takes; Spark keeps a thousand."""
 THRESHOLD = "spark.sql.autoBroadcastJoinThreshold"
 
 
@@ -81,23 +82,28 @@ def test_a_name_is_not_taken_for_a_variable(
 
 def broadcast(spark: Any, stage: Stage, changes: list[Change]) -> set[str]:
     """The columns that are broadcast while a batch is written."""
-    before = {number for number, _ in _plans(spark)}
+    before = max(_executions(spark), default=-1)
     stage.apply(changes)
     found: set[str] = set()
-    for number, plan in _plans(spark):
-        if number not in before:
+    for number, execution in _executions(spark).items():
+        if number > before:
+            plan = execution.physicalPlanDescription()
             for columns in re.findall(r"\) BroadcastExchange\nInput \[\d+\]: \[(.*)\]", plan):
                 found.update(re.findall(r"([^ ,]+)#\d+", columns))
     return found
 
 
-def _plans(spark: Any) -> Iterator[tuple[int, str]]:
-    """The numbers and plans of what Spark has run; it keeps those of the last ones."""
+def _executions(spark: Any) -> dict[int, Any]:
+    """The last of what Spark has run, by number."""
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-    executions = spark._jsparkSession.sharedState().statusStore().executionsList().iterator()
+    store = spark._jsparkSession.sharedState().statusStore()
+    last = max(0, store.executionsCount() - _LAST)
+    executions = store.executionsList(last, _LAST).iterator()
+    found = {}
     while executions.hasNext():
         execution = executions.next()
-        yield execution.executionId(), execution.physicalPlanDescription()
+        found[execution.executionId()] = execution
+    return found
 
 
 LOG = {"path", "stats", "dvFilePath", "deletionVectorId"}
