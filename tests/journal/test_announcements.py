@@ -213,6 +213,32 @@ def test_a_generated_column_that_is_virtual_is_not_announced(
     assert columns(added) == [(1, "id"), (2, "s"), (4, "w")]
 
 
+def test_tables_of_a_type_hear_of_what_the_type_goes_through(
+    database: Database, receiver: StartReceiver
+) -> None:
+    with database.connect() as connection:
+        install(connection)
+        connection.execute("CREATE TYPE kind AS (id int, at timestamp)")
+        connection.execute("CREATE TYPE label AS ENUM ('a')")
+        connection.execute("CREATE TABLE t OF kind (PRIMARY KEY (id)) PARTITION BY LIST (id)")
+        connection.execute("CREATE TABLE leaf PARTITION OF t DEFAULT")
+        connection.execute(
+            "CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
+    table = Table(receiver())
+    rewritten, renamed = table.alter(
+        "ALTER TYPE kind ALTER ATTRIBUTE at TYPE timestamp(0) CASCADE",
+        "ALTER TYPE kind RENAME ATTRIBUTE at TO since CASCADE",
+        "ALTER TYPE label ADD VALUE 'b'",
+        "ALTER TYPE kind RENAME TO sort",
+    )
+    assert rewritten.note is not None
+    assert rewritten.note.rewritten
+    assert columns(renamed) == [(1, "id"), (2, "since")]
+    assert renamed.note is not None
+    assert not renamed.note.rewritten
+
+
 def test_names_survive_quickly_changing_places(table: Table) -> None:
     """The catalog shows the last of these alone when the first is received."""
     table.running.execute("BEGIN")

@@ -1,7 +1,8 @@
 """What the source's event triggers say of schema changes.
 
-`ALTER TABLE` makes them write logical messages into the WAL (`sql/functions.sql`),
-in the transaction of the statement and so at its place in the stream. One lists the
+`ALTER TABLE` makes them write logical messages into the WAL (`sql/functions.sql`), and so
+does `ALTER TYPE` for tables that were created `OF` the type: in the transaction of the
+statement, and so at its place in the stream. One lists the
 table's columns as they are from there on, with their numbers, so that a rename can be
 told from a drop and an add; with what rows from before show in a column that is new.
 Another, before it, says that the table's rows are being rewritten, and why.

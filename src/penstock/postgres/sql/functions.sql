@@ -1,4 +1,5 @@
--- Tells subscribers of the WAL how a table's columns are after each ALTER TABLE.
+-- Tells subscribers of the WAL how a table's columns are after each ALTER TABLE, and each
+-- ALTER TYPE of a type that tables are made of.
 -- Made and replaced by `penstock setup`; any owner of the database may run this part.
 
 CREATE SCHEMA IF NOT EXISTS penstock;
@@ -23,6 +24,13 @@ BEGIN
     FOR announcement IN
         WITH RECURSIVE touched(oid) AS (
             SELECT objid FROM pg_event_trigger_ddl_commands() WHERE classid = 'pg_class'::regclass
+            UNION
+            -- ALTER TYPE ... CASCADE alters the tables that are of the type.
+            SELECT typed.oid
+            FROM pg_event_trigger_ddl_commands() done
+            JOIN pg_class altered ON altered.oid = done.objid
+            JOIN pg_class typed ON typed.reloftype = altered.reltype
+            WHERE tg_tag = 'ALTER TYPE' AND done.classid = 'pg_class'::regclass
             UNION
             SELECT i.inhrelid FROM touched JOIN pg_inherits i ON i.inhparent = touched.oid)
         SELECT jsonb_build_object(

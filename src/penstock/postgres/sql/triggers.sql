@@ -2,7 +2,7 @@
 
 DROP EVENT TRIGGER IF EXISTS penstock_announce_columns;
 CREATE EVENT TRIGGER penstock_announce_columns ON ddl_command_end
-    WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION penstock.announce_columns();
+    WHEN TAG IN ('ALTER TABLE', 'ALTER TYPE') EXECUTE FUNCTION penstock.announce_columns();
 
 DROP EVENT TRIGGER IF EXISTS penstock_announce_rewrite;
 CREATE EVENT TRIGGER penstock_announce_rewrite ON table_rewrite
