@@ -77,6 +77,24 @@ def test_a_name_is_not_taken_for_a_variable(
     assert stage.rows == [(home, "b", None), ("c", "d", None), ("e", "f", "g")]
 
 
+def test_a_batch_that_counts_is_on_disk(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> set[Path]:
+        found = (tmp_path / "lake").rglob("[!.]*")
+        return {path for path in found if path.suffix in (".json", ".parquet", ".bin")}
+
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(Path(f"/proc/self/fd/{fd}").readlink()))
+    stage = staged(spark, tmp_path, NOTES)
+    stage.copy([note(number) for number in range(100)])
+    copied = files()
+    stage.apply([update(note(1, "new")), insert(note(1000))])
+    made = files() - copied
+    assert {path.suffix for path in made} == {".json", ".parquet", ".bin"}
+    assert made <= synced
+
+
 # What is gathered on the driver.
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from penstock.destinations import DeltaDestination
 from penstock.destinations.base import SchemaChangeAction
 from penstock.destinations.delta import location, statements
+from penstock.destinations.delta.durability import Durability
 from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
 from penstock.destinations.delta.first_commit import write_first_commit
 from penstock.destinations.delta.history import CopyPlace, copy_place
@@ -205,6 +208,36 @@ def test_two_tables_do_not_share_a_place() -> None:
     places.take(other, "/lake/notes")
     places.leave("/lake/notes")
     places.take(NOTES, "/lake/notes")
+
+
+def test_what_a_write_committed_is_synced_with_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(Path(f"/proc/self/fd/{fd}").readlink()))
+    log, adds = tmp_path / "_delta_log", []
+    vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^"}
+    (tmp_path / "ab").mkdir()
+    for name, more in [("one two.parquet", {}), ("v.parquet", {"deletionVector": vector})]:
+        (tmp_path / name).touch()
+        adds.append({"add": {"path": quote(name), **more}})
+    named = tmp_path / "ab" / "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    named.touch()
+    log.mkdir()
+    durability = Durability()
+    with durability.writing(str(tmp_path)):
+        text = "".join(json.dumps(add) + "\n" for add in adds)
+        (log / f"{0:020}.json").write_text('{"commitInfo":{}}\n' + text)
+    files = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(files) == 4
+    assert synced == files | {tmp_path, log, tmp_path / "ab"}
+    synced.clear()
+    with durability.writing(str(tmp_path)):
+        pass
+    assert not synced
+    with Durability().writing(str(tmp_path)):  # whoever wrote may have died before
+        pass
+    assert synced >= files
 
 
 def test_a_place_that_another_table_is_at_is_not_taken() -> None:

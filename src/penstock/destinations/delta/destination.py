@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from penstock.destinations.base import (
@@ -22,6 +23,7 @@ from penstock.destinations.base import (
 from penstock.destinations.delta import history, location, statements
 from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
+from penstock.destinations.delta.durability import Durability
 from penstock.destinations.delta.failures import explained, is_conflict
 from penstock.destinations.delta.first_commit import has_local_times, write_first_commit
 from penstock.destinations.delta.log import user_metadata
@@ -101,6 +103,7 @@ class DeltaDestination(Destination):
         self._backlog = Backlog()
         self._found: dict[str, float] = {}
         self._places = Places()
+        self._durability = Durability()
 
     def path(self, name: TableName) -> str:
         """Where a table is."""
@@ -119,6 +122,11 @@ class DeltaDestination(Destination):
     def _new_session(self) -> SparkSession:
         return own_session(self.spark or self._context.spark)
 
+    @contextmanager
+    def _writing(self, name: TableName, path: str, position: Lsn | None = None) -> Iterator[None]:
+        with explained(name, path, position), self._durability.writing(path):
+            yield
+
     # Copies.
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
@@ -134,7 +142,7 @@ class DeltaDestination(Destination):
         path = self.path(table.name)
         require_distinct_names(table)
         mark = Mark(self._context.pipeline_id, table.id, rows.id, table_name=str(table.name))
-        with explained(table.name, path):
+        with self._writing(table.name, path):
             if self.mode == "history":
                 self._add_copy(table, rows, path, mark)
             elif not self._take_over(table, rows, path, mark):
@@ -230,7 +238,7 @@ class DeltaDestination(Destination):
     def write_events(self, batch: ChangeBatch) -> WriteStatus:
         table = batch.table
         path = self.path(table.name)
-        with explained(table.name, path, batch.end):
+        with self._writing(table.name, path, batch.end):
             whose = self._context.pipeline_id, table.id, batch.copy_id
             mark = Mark(*whose, batch.end, table_name=str(table.name))
             self._require_table(table, path, mark, batch.start)
@@ -255,7 +263,7 @@ class DeltaDestination(Destination):
         path = self.path(change.new.name)
         if self.path(change.old.name) != path:
             return SchemaChangeAction.ERROR
-        with explained(change.new.name, path, change.new.version):
+        with self._writing(change.new.name, path, change.new.version):
             if self._exists(path):
                 _repeated(change.new, lambda: self._fit_history(change.new, path))
         return SchemaChangeAction.CONTINUE
@@ -290,7 +298,7 @@ class DeltaDestination(Destination):
                 mark.carry().sign(session)
             alteration.apply(session, path)
 
-        with explained(table.name, path, table.version):
+        with self._writing(table.name, path, table.version):
             _repeated(table, alter)
         return SchemaChangeAction.CONTINUE
 
@@ -329,7 +337,7 @@ class DeltaDestination(Destination):
         path = self.path(table.name)
         if copy_id is None or not self._exists(path):
             return None
-        with explained(table.name, path):
+        with self._writing(table.name, path):  # what is told is what the cursor will stand on
             mark = self._mark(path)
         if mark is None or mark.table_id != table.id or mark.copy_id != copy_id:
             return None
@@ -342,7 +350,7 @@ class DeltaDestination(Destination):
         if not self._backlog.take(table.id):
             return
         path = self.path(table.name)
-        with explained(table.name, path):
+        with self._writing(table.name, path):
             try:
                 compact(self._new_session(), path, self._mark(path))
             except Exception as error:

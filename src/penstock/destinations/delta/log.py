@@ -16,11 +16,24 @@ _COMMIT = re.compile(r"\d{20}\.json")
 _INFO = '{"commitInfo"'
 
 
+def newest_version(directory: Path) -> int:
+    """The number of a table's last commit; -1 where there is none."""
+    newest = max(_commits(directory), default=None)
+    return int(newest.removesuffix(".json")) if newest else -1
+
+
+def _commits(directory: Path) -> list[str]:
+    try:
+        names = [entry.name for entry in (directory / "_delta_log").iterdir()]
+    except FileNotFoundError:
+        return []
+    return [name for name in names if _COMMIT.fullmatch(name)]
+
+
 def user_metadata(directory: Path) -> Iterator[str | None]:
     """What the commits that are still in the log say of themselves, from the newest on."""
     log = directory / "_delta_log"
-    commits = sorted((p.name for p in log.iterdir() if _COMMIT.fullmatch(p.name)), reverse=True)
-    for name in commits:
+    for name in sorted(_commits(directory), reverse=True):
         try:
             with (log / name).open(encoding="utf-8") as actions:
                 found = next((line for line in actions if line.startswith(_INFO)), None)
