@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,7 +139,8 @@ PAGES = GuardedPages()
 def decode(messages: Sequence[bytes]) -> Decoded:
     frames = PAGES.frames(messages)
     newest_keepalive(frames.data, frames.ends, 0, frames.count)
-    return ChangeDecoder({}, Relations()).decode(frames)
+    decoded = ChangeDecoder({}, Relations()).decode(frames)
+    return replace(decoded, closed=list(decoded.closed), open=list(decoded.open))
 
 
 def decode_or_refuse(messages: Sequence[bytes]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.config import MIB, BackpressureConfig, BatchConfig, PgConnection, PipelineConfig
+from penstock.journal.decoder import ChangeDecoder
+from penstock.journal.flush import FlushBuilder
 from penstock.journal.journal import JournalOwner
 from penstock.journal.memory import MemoryGauge, machine_memory
 from penstock.journal.scribe import Scribe
@@ -18,6 +22,7 @@ from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import ZERO_LSN
 from penstock.testing.sample_tables import NOTES
 from penstock.testing.waiting import wait_for
+from tests.journal.test_decoder_fuzz import BEGIN, COMMIT, OID, Relations, frame
 
 
 def budget(size: int) -> BatchConfig:
@@ -35,6 +40,19 @@ def fill(buffer: CopyBuffer, size: int) -> None:
     buffer.data[0] = ord("k")
     buffer.ends[0] = buffer.size = size
     buffer.count = 1
+
+
+def wide_rows(columns: int, count: int, *end: bytes) -> CopyBuffer:
+    """A buffer with a transaction that inserts rows of nothing but NULLs."""
+    named = b"".join(b"\0c%d\0" % i + struct.pack(">Ii", 20, -1) for i in range(columns))
+    relation = struct.pack(">I", OID) + b"public\0t\0f" + struct.pack(">H", columns) + named
+    insert = frame(struct.pack(">cIcH", b"I", OID, b"N", columns) + b"n" * columns)
+    messages = [BEGIN, frame(b"R" + relation), *[insert] * count, *end]
+    buffer = CopyBuffer(1, len(messages))
+    buffer.data = np.frombuffer(b"".join(messages), np.uint8).copy()
+    buffer.ends[:] = np.cumsum([len(message) for message in messages])
+    buffer.size, buffer.count = buffer.data.size, len(messages)
+    return buffer
 
 
 def journaled_rows(running: Any, name: str) -> int:
@@ -104,6 +122,28 @@ def test_what_no_flush_is_due_for_never_keeps_a_pause_up(memory: int) -> None:
     gauge._interval = 0.0
     assert gauge.paused(memory)
     assert not gauge.paused(2 * max(gauge.flush_bytes - 1, 0))
+
+
+@pytest.mark.parametrize("end", [(), (COMMIT,)], ids=["open", "closed"])
+def test_wide_rows_of_nulls_are_decoded_and_written_piece_by_piece(
+    tmp_path: Path, end: tuple[bytes, ...]
+) -> None:
+    """The buffer has 10 MB. All its values take 75 as Arrow, and their places 115 before that."""
+    journal = JournalWriter(tmp_path)
+    journal.claim(JournalOwner("slot", "1", "db"))
+    builder = FlushBuilder(journal, 4 * MIB)
+    frames = wide_rows(1600, 6000, *end)
+    tracemalloc.start()
+    try:
+        decoded = ChangeDecoder({}, Relations()).decode(frames)
+        builder.add(decoded)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * MIB
+    segments = [*builder._closed.segments, *builder._open.segments]
+    waiting = [*builder._closed.chunks, *builder._open.chunks]
+    assert sum(s.rows for s in segments) + sum(c.rows.num_rows for c in waiting) == 6000
 
 
 @pytest.mark.parametrize("size", [1000, 3 * MIB, 18 * MIB])

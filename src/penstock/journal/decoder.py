@@ -8,7 +8,7 @@ changes simply carry another slot. Which version that is, `SchemaVersions` knows
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -41,6 +41,9 @@ from penstock.schema import (
 _INTEGERS = (ValueKind.SHORT, ValueKind.INTEGER, ValueKind.LONG)
 _OPERATIONS = pa.array(pgoutput.OPERATIONS)
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+_VALUES_AT_ONCE = 2**21
+"""A NULL is one byte in a buffer, and 12 where it is located, 24 with an old row. Rows of
+eight columns, as many as a buffer takes, are decoded in one go."""
 
 _NONSENSE = {
     pgoutput.UNKNOWN_TABLE: "a change of an unannounced table",
@@ -57,10 +60,14 @@ class Decoded:
     `closed` are changes of transactions whose commit has been seen, including
     what `open` carried over before; `open` those of the transaction that is still
     under way. `end` is the end of the last commit, None when the buffer had none.
+
+    Chunks are decoded as they are asked for, because all at once may be many times as
+    large as the buffer. So they are there once, the closed ones first, and for as long as
+    the buffer is left alone.
     """
 
-    closed: list[Chunk]
-    open: list[Chunk]
+    closed: Iterable[Chunk]
+    open: Iterable[Chunk]
     end: Lsn | None
     committed_at: datetime | None
     in_transaction: bool
@@ -185,22 +192,21 @@ class ChangeDecoder:
             self._slots.append(schema)
         return self._slots.index(schema)
 
-    def _chunks(self, buffer: Bytes, index: ChangeIndex) -> list[Chunk]:
-        if len(index.slot) == 0:
-            return []
+    def _chunks(self, buffer: Bytes, index: ChangeIndex) -> Iterator[Chunk]:
         present = np.flatnonzero(np.bincount(index.slot, minlength=len(self._slots)))
-        if len(present) == 1:
-            return [self._chunk_of(int(present[0]), buffer, index)]
-        return [
-            self._chunk_of(int(s), buffer, index.take(np.flatnonzero(index.slot == s)))
-            for s in present
-        ]
+        for slot in present:
+            alone = len(present) == 1
+            changes = index if alone else index.take(np.flatnonzero(index.slot == slot))
+            yield from self._chunks_of(self._slots[slot], buffer, changes)
 
-    def _chunk_of(self, slot: int, buffer: Bytes, index: ChangeIndex) -> Chunk:
-        chunk = _chunk(self._slots[slot], buffer, index)
-        if (partition := self._frugal.pop(chunk.schema.id, None)) is None:
-            return chunk
-        return replace(chunk, defects=(*chunk.defects, Defect("", partition, "", 1, unsent=True)))
+    def _chunks_of(self, schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Iterator[Chunk]:
+        height = max(1, _VALUES_AT_ONCE // max(1, len(schema.columns)))
+        for first in range(0, len(index.slot), height):
+            chunk = _chunk(schema, buffer, index.take(slice(first, first + height)))
+            if (partition := self._frugal.pop(schema.id, None)) is not None:
+                defect = Defect("", partition, "", 1, unsent=True)
+                chunk = replace(chunk, defects=(*chunk.defects, defect))
+            yield chunk
 
 
 def _sends_key(partition: RelationMessage, root: TableSchema) -> bool:

@@ -31,16 +31,21 @@ class _Group:
         self.chunks: list[Chunk] = []
         self.segments: list[SegmentRef] = []
         self.bytes = 0
+        """What the chunks in memory take."""
+        self.gathered = 0
+        """That, and what the chunks took that have been written."""
 
-    def add(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            self.chunks.append(chunk)
-            self.bytes += chunk.bytes
+    def add(self, chunk: Chunk) -> None:
+        size = chunk.bytes
+        self.chunks.append(chunk)
+        self.bytes += size
+        self.gathered += size
 
     def absorb(self, other: _Group) -> None:
-        self.add(other.chunks)
+        self.chunks += other.chunks
         self.segments += other.segments
-        other.chunks, other.segments, other.bytes = [], [], 0
+        self.bytes += other.bytes
+        self.gathered += other.gathered
 
     def write(self, journal: JournalWriter) -> None:
         """Turn the chunks into durable segments."""
@@ -80,7 +85,8 @@ class FlushBuilder:
 
     @property
     def bytes(self) -> int:
-        return self._closed.bytes
+        """What has gathered for the next flush, in memory or on disk."""
+        return self._closed.gathered
 
     @property
     def memory(self) -> int:
@@ -100,14 +106,24 @@ class FlushBuilder:
     def add(self, decoded: Decoded) -> None:
         if decoded.end is not None:
             self._closed.absorb(self._open)
-            self._closed.add(decoded.closed)
+            self._open = _Group()
+            self._gather(self._closed, decoded.closed)
             self.end = decoded.end
             self._committed_at = decoded.committed_at
             if self._since is None and not self.empty:
                 self._since = time.monotonic()
-        self._open.add(decoded.open)
+        self._gather(self._open, decoded.open)
         if self._open.bytes >= self._max_bytes:
             self._open.write(self._journal)
+
+    def _gather(self, group: _Group, chunks: Iterable[Chunk]) -> None:
+        """Add chunks, and write what waits where one buffer makes too much of it."""
+        for chunk in chunks:
+            # Each group may come with less than a flush of its own.
+            if self.memory >= 2 * self._max_bytes:
+                self._closed.write(self._journal)
+                self._open.write(self._journal)
+            group.add(chunk)
 
     def move_to(self, position: Lsn) -> None:
         """The stream is idle and Postgres is at `position`, outside any transaction."""
