@@ -19,7 +19,17 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 
-BASE = {"schema", "events", "states", "errors", "config", "yaml_file", "failpoints", "signals"}
+BASE = {
+    "schema",
+    "events",
+    "states",
+    "errors",
+    "config",
+    "yaml_file",
+    "failpoints",
+    "signals",
+    "lazy",
+}
 POSTGRES = BASE | {"postgres"}
 JOURNAL = POSTGRES | {"journal"}
 SPARK = JOURNAL | {"spark"}

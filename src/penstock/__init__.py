@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazy import loader
 
 if TYPE_CHECKING:
     from penstock.config import PgConnection, PipelineConfig
@@ -14,19 +15,15 @@ __version__ = "0.1.0"
 
 __all__ = ["PenstockError", "PgConnection", "Pipeline", "PipelineConfig", "__version__"]
 
-# Loaded when first asked for: `import penstock` must not wait for Spark.
-_HOMES = {
-    "PenstockError": "penstock.errors",
-    "PgConnection": "penstock.config",
-    "Pipeline": "penstock.pipeline",
-    "PipelineConfig": "penstock.config",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loader(
+    __name__,
+    {
+        "PenstockError": "penstock.errors",
+        "PgConnection": "penstock.config",
+        "Pipeline": "penstock.pipeline",
+        "PipelineConfig": "penstock.config",
+    },
+)
 
 
 def __dir__() -> list[str]:

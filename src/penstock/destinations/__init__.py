@@ -1,5 +1,9 @@
 """Where tables go: the contract, and the destinations that come with Penstock."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from penstock.destinations.base import (
     Destination,
     DestinationContext,
@@ -8,8 +12,11 @@ from penstock.destinations.base import (
     WriteResult,
     WriteStatus,
 )
-from penstock.destinations.delta import DeltaDestination
-from penstock.destinations.memory import MemoryDestination
+from penstock.lazy import loader
+
+if TYPE_CHECKING:
+    from penstock.destinations.delta import DeltaDestination
+    from penstock.destinations.memory import MemoryDestination
 
 __all__ = [
     "DeltaDestination",
@@ -21,3 +28,11 @@ __all__ = [
     "WriteResult",
     "WriteStatus",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "DeltaDestination": "penstock.destinations.delta",
+        "MemoryDestination": "penstock.destinations.memory",
+    },
+)

@@ -1,5 +1,10 @@
 """Stores: what must survive beside the journal. `base` is the contract to implement."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.lazy import loader
 from penstock.stores.base import (
     DeleteTable,
     DestinationStore,
@@ -15,8 +20,10 @@ from penstock.stores.base import (
     Worker,
     WorkerKind,
 )
-from penstock.stores.memory import MemoryStore
-from penstock.stores.sql import SqlStore
+
+if TYPE_CHECKING:
+    from penstock.stores.memory import MemoryStore
+    from penstock.stores.sql import SqlStore
 
 __all__ = [
     "DeleteTable",
@@ -35,3 +42,7 @@ __all__ = [
     "Worker",
     "WorkerKind",
 ]
+
+__getattr__ = loader(
+    __name__, {"MemoryStore": "penstock.stores.memory", "SqlStore": "penstock.stores.sql"}
+)
