@@ -1,8 +1,9 @@
 """The row-by-row view of the changes, for destinations and targets that want rows.
 
 Every event carries the position of its transaction (`commit_lsn`) and its place
-in it (`tx_ordinal`). The journal does not keep where in the WAL a change itself stands, so its
-`start_lsn` is its transaction's: `(commit_lsn, tx_ordinal)` is what orders and names a change. An update's new row may be partial: columns that Postgres
+in it (`tx_ordinal`). The journal does not keep where in the WAL a change itself
+stands, so its `start_lsn` is its transaction's: `(commit_lsn, tx_ordinal)` is
+what orders and names a change. An update's new row may be partial: columns that Postgres
 did not resend (unchanged TOAST values) are named in `missing` and absent from
 `new`. Its old row is `OldRow.FULL` under `REPLICA IDENTITY FULL`, `OldRow.KEY`
 when the key changed, and absent otherwise.
