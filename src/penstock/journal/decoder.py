@@ -8,6 +8,7 @@ changes simply carry another slot. Which version that is, `SchemaVersions` knows
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -82,6 +83,8 @@ class ChangeDecoder:
         self._current: dict[int, int] = {}
         self._heard_of: list[RelationMessage] = []
         """The relations that were told of since the last change."""
+        self._partitions: dict[TableId, dict[int, RelationMessage]] = defaultdict(dict)
+        """What was told of the partitions that are sent under each root's name."""
         self._frugal: dict[TableId, str] = {}
         """A partition that does not send what its root's key is made of, by that root."""
         self._state = pgoutput.new_state()
@@ -151,6 +154,7 @@ class ChangeDecoder:
         if root and root.oid == table.id.oid and index.operation[change] != pgoutput.TRUNCATE:
             partition = SentPartition(table.id, told.oid, int(index.xid[change]))
             self.versions.sent(partition, Lsn(int(index.commit_lsn[change])))
+            self._partitions[table.id][told.oid] = told
             if not _sends_key(told, table):
                 self._frugal[table.id] = f"{told.schema}.{told.name}"
 
@@ -179,13 +183,18 @@ class ChangeDecoder:
         self._heard_of.append(message)
 
     def _announced(self, begun: TableSchema | None) -> None:
-        """Go on under a table's new name. Postgres does not tell it to whoever knows the partitions
-        that are sent under it."""
+        """Go on in a version whose rows are sent as before. Postgres does not tell of it, if only
+        the root of partitions changed: its name or its identity."""
         slot = self._current.get(begun.id.oid) if begun else None
-        if begun is not None and slot is not None:
-            known = replace(self._slots[slot], name=begun.name)
-            if known.same_shape(begun) and known.same_types(begun):
-                self._current[begun.id.oid] = self._slot_of(begun)
+        if begun is None or slot is None:
+            return
+        known = replace(self._slots[slot], name=begun.name, identity=begun.identity)
+        # Of another key, old rows have only what the identities of the partitions say.
+        partitions = self._partitions.get(begun.id, {}).values()
+        covered = partitions and all(_sends_key(partition, begun) for partition in partitions)
+        same_rows = known.same_columns(begun) and known.same_types(begun)
+        if same_rows and (known.same_shape(begun) or covered):
+            self._current[begun.id.oid] = self._slot_of(begun)
 
     def _slot_of(self, schema: TableSchema) -> int:
         if schema not in self._slots:
