@@ -330,6 +330,7 @@ def test_the_child_gets_a_configuration_it_can_read(config: PipelineConfig) -> N
     assert again == config.model_copy(
         update={"journal": JournalConfig(location=str(config.journal_path))}
     )
+    assert "connect_timeout" not in again.pg_connection.model_fields_set, "it may be in the URI"
 
 
 def test_the_child_sees_the_end_of_its_input_when_its_parent_dies(tmp_path: Path) -> None:

@@ -311,9 +311,11 @@ def _log(event: dict[str, Any]) -> None:
 
 def revealed(config: PipelineConfig) -> dict[str, Any]:
     """The configuration as JSON can hold it, with its secrets readable: for the child alone."""
-    plain: dict[str, Any] = _reveal(config.model_dump(include=set(PipelineConfig.model_fields)))
+    # Only what was set: a default of ours that is given counts for more than the URI.
+    given = config.model_dump(include=set(PipelineConfig.model_fields), exclude_unset=True)
+    plain: dict[str, Any] = _reveal(given)
     # The child resolves nothing against a working directory or a home of its own.
-    plain["journal"]["location"] = str(config.journal_path)
+    plain.setdefault("journal", {})["location"] = str(config.journal_path)
     return plain
 
 
