@@ -194,6 +194,9 @@ class _Loop:
                 if full or (frames.count and (quiet or now - since >= _HAND_OVER_S)):
                     scribe.take(frames, lull=quiet and not full)
                     frames = scribe.fresh_buffer(0)
+                    # A server that shuts down asks anew at each answer that lacks something: until
+                    # it has that, there is no quiet.
+                    scribe.idle_at(stream.wal_end)
                 elif quiet:
                     scribe.idle_at(stream.wal_end)
         finally:
