@@ -3,7 +3,7 @@
 The slot's confirmed position is never ahead of the journal's end, because only
 what a manifest covers is acknowledged. So a slot that is ahead means that the
 journal was lost or rolled back, and the changes between are gone: that is an
-error here, never a silent gap.
+error here, never a silent gap. So is a server whose WAL ends before the journal does.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import json
 import logging
 import threading
 import time
+from typing import Any
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.files import replace
-from penstock.journal.journal import JournalOwner
+from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import (
     Session,
+    current_flush_lsn,
+    current_timeline,
     in_recovery,
     server_version,
     system_identifier,
@@ -28,8 +31,11 @@ from penstock.postgres.connection import (
 )
 from penstock.postgres.replication import ReplicationStream
 from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo, slot_info, waited_for
+from penstock.schema import Lsn
 
 logger = logging.getLogger(__name__)
+
+_HISTORY = "timeline.json"
 
 _FIRST_WORD_S = 3.0
 _NEXT_WORD_S = 30.0
@@ -37,9 +43,9 @@ _NEXT_WORD_S = 30.0
 
 _ANEW = (
     "start the pipeline with invalidated_slot_behavior: recreate, or drop the slot if it is there"
-    " and remove the journal; every table is copied again. `penstock doctor` tells which limits"
-    " of the server cost the slot"
+    " and remove the journal; every table is copied again"
 )
+_ANEW_AND_WHY = f"{_ANEW}. `penstock doctor` tells which limits of the server cost the slot"
 
 
 def prepare_source(
@@ -66,6 +72,7 @@ def prepare_source(
         return False
     if config.failover and slot is not None and not slot.failover:
         stream.make_failover(slot.name)
+    _require_all_its_past(journal, catalog)
     _follow_timeline(journal, stream)
     return True
 
@@ -80,6 +87,23 @@ def require_primary(catalog: Session) -> None:
             hint="nothing to do if it is about to be promoted; otherwise set pg_connection to the"
             " primary server",
         )
+
+
+def set_back_to(journal: Journal, session: Session) -> Lsn | None:
+    """Where the server's WAL ends, if the journal has more of the same timeline.
+
+    Nothing is sent before it is flushed, and every position of ours is the end of a whole
+    record, which recovery finds again: no restart and no crash takes a server back behind it.
+    A disk that was restored does, or one that did not keep what it was told to.
+    """
+    noted = _noted(journal)
+    if "set_back_to" in noted:
+        return Lsn.parse(noted["set_back_to"])
+    end = journal.end  # first: both go on while we look
+    if noted.get("timeline") not in (None, current_timeline(session)):
+        return None  # `_follow_timeline` knows more
+    flushed = current_flush_lsn(session)
+    return flushed if flushed < end else None
 
 
 def sender_timeout(catalog: Session) -> float:
@@ -154,7 +178,35 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
                 " prevent it, name the standby's slot in synchronized_standby_slots",
                 position=journal.end,
             )
-    replace(journal.root / "timeline.json", json.dumps({"timeline": now}))
+    _note(journal, timeline=now)
+
+
+def _noted(journal: Journal) -> dict[str, Any]:
+    """What is known of the source's history."""
+    try:
+        noted: dict[str, Any] = json.loads((journal.root / _HISTORY).read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    return noted
+
+
+def _note(journal: Journal, **history: Any) -> None:
+    replace(journal.root / _HISTORY, json.dumps(history))
+
+
+def _require_all_its_past(journal: JournalWriter, catalog: Session) -> None:
+    """Streaming from the journal's end would pass over all that such a server writes before it."""
+    reached = set_back_to(journal, catalog)
+    if reached is not None:
+        # Whoever starts us again may do so when its WAL has passed the journal's end.
+        _note(journal, **_noted(journal) | {"set_back_to": str(reached)})
+        raise PenstockError(
+            ErrorKind.SOURCE_SLOT,
+            f"the source was set back: its WAL was at {reached} when the journal {journal.root}"
+            f" had changes up to {journal.end}",
+            hint=_ANEW,
+            position=journal.end,
+        )
 
 
 class _SlotMaking:
@@ -231,7 +283,7 @@ def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | N
         raise PenstockError(
             ErrorKind.SOURCE_SLOT,
             f"the slot {config.slot_name} is gone: changes after {journal.end} cannot be had",
-            hint=_ANEW,
+            hint=_ANEW_AND_WHY,
         )
     if slot.lost:
         raise _lost(slot)
@@ -250,7 +302,7 @@ def _lost(slot: SlotInfo) -> PenstockError:
     return PenstockError(
         ErrorKind.SOURCE_SLOT,
         f"the slot {slot.name} is lost: {slot.invalidation_reason}",
-        hint=_ANEW,
+        hint=_ANEW_AND_WHY,
     )
 
 

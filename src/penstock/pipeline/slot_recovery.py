@@ -1,10 +1,11 @@
-"""Starting over after the slot or the journal was lost.
+"""Starting over after the slot, the journal or some of the source's past was lost.
 
 A slot that is gone or invalidated takes with it every change after the journal's
-end. With `invalidated_slot_behavior: recreate` every table is copied again from a
-new slot on; otherwise the receiver refuses to go on. Each step can be repeated, and
-the order matters: the states first, so that no table can go on from a cursor in a
-journal that is about to begin anew.
+end; a source that was set back has undone some of those before it. With
+`invalidated_slot_behavior: recreate` every table is copied again from a new slot on;
+otherwise the receiver refuses to go on. Each step can be repeated, and the order matters:
+the states first, so that no table can go on from a cursor in a journal that is about to
+begin anew.
 
 A journal that was removed, with its slot, leaves states behind whose cursors it
 cannot serve: before its beginning, or, where the source was set back, behind its end.
@@ -21,7 +22,7 @@ from penstock.config import PipelineConfig
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.journal.lock import ReceiverLock
-from penstock.journal.source import require_primary, rightful_owner
+from penstock.journal.source import require_primary, rightful_owner, set_back_to
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.slots import drop_slot, slot_info
 from penstock.stores.base import PipelineStore, Worker
@@ -52,14 +53,18 @@ def _recover(
             with ReceiverLock(config.journal_path, Event()):
                 journal.discard()
         return True
-    if slot is not None and not slot.lost:
+    intact = slot is not None and not slot.lost
+    journal.refresh()  # the receiver's last words
+    if intact and set_back_to(journal, session) is None:
         if not journal.empty:  # or it was lost, and may be restored
             _forget_cursors(store, journal)
         return False
     if config.invalidated_slot_behavior != "recreate":
         return False
     logger.warning(
-        "slot is lost, every table is copied again",
+        "source was set back, every table is copied again"
+        if intact
+        else "slot is lost, every table is copied again",
         extra={"slot": config.slot_name, "journal_end": str(journal.end)},
     )
     with ReceiverLock(config.journal_path, Event()):

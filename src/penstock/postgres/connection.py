@@ -167,6 +167,12 @@ def current_flush_lsn(session: Session) -> Lsn:
     return Lsn.parse(str(_value(session, "SELECT pg_current_wal_flush_lsn()::text")))
 
 
+def current_timeline(session: Session) -> int:
+    """The timeline that the server writes: another one after each promotion."""
+    name = _value(session, "SELECT pg_walfile_name(pg_current_wal_flush_lsn())")
+    return int(str(name)[:8], 16)
+
+
 def _value(session: Session, query: str) -> Any:
     with translated("reading from the server"):
         row = session.execute(query.encode()).fetchone()
