@@ -135,6 +135,7 @@ class Receiver:
         stream.start(
             config.slot_name, config.publication_name, journal.end, sender_timeout(catalog)
         )
+        self._clear_up(journal)
         self._report({"event": "streaming", "position": str(journal.end)})
         logger.info("streaming", extra={"position": str(journal.end)})
         scribe = Scribe(config, journal, RelationCatalog(catalog, config))
@@ -147,6 +148,18 @@ class Receiver:
                 abort(catalog)
                 scribe.close()
         stream.acknowledge(scribe.durable)
+
+    def _clear_up(self, journal: JournalWriter) -> None:
+        """Remove what a receiver before us has left. Only who holds the slot may: without it there
+        may be another one, where files cannot be locked, whose segments have no manifest yet."""
+        with writing(journal.root):
+            if journal.refresh():
+                raise PenstockError(
+                    ErrorKind.SOURCE_CONNECTION,
+                    f"another receiver wrote to the journal {journal.root} just now",
+                    hint="nothing to do if it has ended: it is tried again",
+                )
+            journal.remove_litter()
 
 
 class _Loop:

@@ -65,7 +65,6 @@ def prepare_source(
     slot = slot_info(catalog, config.slot_name)
     _require_failover(config, catalog)
     _claim(config, journal, catalog, slot)
-    journal.remove_litter()
     if not journal.empty:
         _continue(config, journal, slot)
     elif not _begin(config, journal, slot, stream, _SlotMaking(config.slot_name, catalog, stop)):
