@@ -110,7 +110,7 @@ class TestDeltaDestination(DestinationContract):
         notes = stage(NOTES)
         left = self.path(notes)
         left.mkdir(parents=True)
-        (left / "_penstock_copy").write_text("copy-0")
+        (left / "_penstock_copy").write_text(notes.script.pipeline_id)
         (left / "part-00000-copy-0.parquet").write_bytes(b"half a file")
         (left / "_delta_log").mkdir()
         (left / "_delta_log" / ".first.tmp").write_text("")
