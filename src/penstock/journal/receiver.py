@@ -38,7 +38,7 @@ from penstock.journal.relations import RelationCatalog
 from penstock.journal.scribe import Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
 from penstock.journal.writer import JournalWriter
-from penstock.postgres.connection import WatchedSession, abort, connect
+from penstock.postgres.connection import WatchedSession, abort, connect, hung_up
 from penstock.postgres.replication import ReplicationStream, UnexplainedError, unsendable
 from penstock.schema import ZERO_LSN, Lsn
 from penstock.signals import SignalRelay
@@ -193,6 +193,7 @@ class _Loop:
                     scribe.take(frames)
                     frames = None
                 if frames is None or paused:
+                    self._require_server()
                     if frames is None:
                         frames = scribe.fresh_buffer(_IDLE_WAIT_S)
                     else:
@@ -226,6 +227,19 @@ class _Loop:
                 ErrorKind.SOURCE_CONNECTION,
                 f"the server has not answered a question to the catalog for {_ANSWER_S:g} s",
                 hint="look at the network between here and the server; it is tried again",
+            )
+
+    def _require_server(self) -> None:
+        """Give up when the server has ended the catalog's session, while we do not read.
+
+        One that shuts down ends its sessions, and then waits until all is sent: for ever, as
+        long as the stream hears from us and nobody reads it.
+        """
+        if hung_up(self._catalog):
+            raise PenstockError(
+                ErrorKind.SOURCE_CONNECTION,
+                "the server has ended the session with the catalog while receiving was paused",
+                hint="nothing to do if it is restarted: it is tried again",
             )
 
     def _acknowledge(self) -> None:

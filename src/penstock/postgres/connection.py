@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -74,6 +75,10 @@ _PROBES = {
 }
 
 
+_HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""Unlike readable, it does not mean that there are only some words to be read."""
+
+
 class WatchedSession(Session):
     """One that another thread can see waiting for the server, and can `abort`."""
 
@@ -123,6 +128,16 @@ def abort(session: Session) -> None:
         duplicate = socket.socket(fileno=os.dup(session.pgconn.socket))
         with duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def hung_up(session: Session) -> bool:
+    """Whether the server has ended a session, which another thread may be using."""
+    poll = select.poll()
+    try:
+        poll.register(session.pgconn.socket, _HANG_UP)
+    except psycopg.Error:
+        return True
+    return bool(poll.poll(0))
 
 
 def probes(given: Mapping[str, Any]) -> dict[str, int]:
