@@ -7,10 +7,9 @@
         def read_rows(self, destination, table):
             return [...]  # a dict for each row that is there now
 
-`make_destination` is called again for the same `tmp_path` where a test restarts
-the pipeline: it must find what was written before (a destination that lives in
-its object may give the same object back). The tests need a fixture `spark`: a
-session made by `penstock.spark.session.build_session`.
+`make_destination` is called again for the same `tmp_path` where a test restarts the pipeline: it
+must find what was written before (a destination that lives in its object may give the same object
+back). The tests need a fixture `spark`: a session made by `penstock.spark.session.build_session`.
 
 The suite is for destinations that mirror their source. One that cannot tell its
 `position` says so with `tells_position = False`.
