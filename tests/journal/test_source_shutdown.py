@@ -71,12 +71,10 @@ def test_a_pause_does_not_keep_it(stoppable: EmbeddedPostgres, tmp_path: Path) -
     running = receiver_of(stoppable, tmp_path, max_bytes=100_000)
     try:
         running.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
-        for start in range(0, 16_000, 1000):  # more than the sockets' buffers hold
-            running.execute(
-                "INSERT INTO t SELECT g, repeat(md5(g::text), 60)"
-                f" FROM generate_series({start}, {start + 999}) g"
-            )
+        insert = "INSERT INTO t SELECT g, repeat(md5(g::text), 60) FROM generate_series({}, {}) g"
+        running.execute(insert.format(1, 16_000))
         wait_for(lambda: running.events[-1]["event"] == "paused")
+        running.execute(insert.format(16_001, 32_000))  # more than the sockets' buffers hold
         shut_down(running, stoppable)
         wait_for(lambda: "ended the session" in str(running.events))
     finally:
