@@ -83,8 +83,8 @@ def require(findings: Sequence[Finding], *, begun: bool = False) -> list[Finding
 def report(findings: Sequence[Finding]) -> None:
     """Log what somebody should know."""
     for finding in findings:
-        told = {"problem": finding.problem, "remedy": finding.remedy}
-        logger.warning("%s", finding.subject, extra=told)
+        remedy = {"remedy": finding.remedy}
+        logger.warning("%s: %s", finding.subject, finding.problem, extra=remedy)
 
 
 def _findings(session: Session, config: PipelineConfig, slot_patience: float) -> Iterator[Finding]:
