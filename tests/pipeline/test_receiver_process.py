@@ -262,12 +262,15 @@ def test_a_parent_that_does_not_read_blocks_nobody_who_logs() -> None:
         first = json.loads(lines.readline())
         assert first["extra"] == {"set": "{1}"}
         assert len(first["message"]) < 10_000
-        between = 0
-        while json.loads(lines.readline())["event"] == "log":
-            between += 1
-        assert between < 2000
+        logged = [first]
+        while (event := json.loads(lines.readline()))["event"] == "log":
+            logged.append(event)
         handler.handle(logging.makeLogRecord({"msg": "again", "name": "n"}))
-        assert json.loads(lines.readline())["extra"]["left_out"] > 3000
+        last = json.loads(lines.readline())
+        # How many wait when is chance: the one who writes may have got to work late.
+        left_out = sum(event["extra"].get("left_out", 0) for event in (*logged, last))
+        assert len(logged) < 2000
+        assert len(logged) + left_out == 5000
     handler.handle(logging.makeLogRecord({"msg": "to nobody", "name": "n"}))
     outbox.close()
     assert gone == [True]
