@@ -25,9 +25,9 @@ def writing(root: Path) -> Iterator[None]:
         ) from error
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what is in a file durable, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -47,13 +47,13 @@ def create_exclusively(path: Path, text: str) -> None:
         os.link(draft, path)
     finally:
         draft.unlink()
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def replace(path: Path, text: str) -> None:
     """Put `text` at `path` in one step, durably; readers see the old file or the new one."""
     _draft(path, text, str(os.getpid())).replace(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def _draft(path: Path, text: str, whose: str) -> Path:

@@ -16,7 +16,7 @@ from datetime import datetime
 
 from penstock.failpoints import failpoint
 from penstock.journal.decoder import Decoded
-from penstock.journal.files import sync_directory
+from penstock.journal.files import sync
 from penstock.journal.manifest import SegmentRef
 from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.versions import SchemaVersions
@@ -58,7 +58,7 @@ class _Group:
             self.segments.append(write_segment(path, journal.root, chunks))
             directories.add(path.parent)
         for directory in directories:
-            sync_directory(directory)
+            sync(directory)
         self.chunks, self.bytes = [], 0
 
     @property

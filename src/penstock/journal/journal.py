@@ -33,7 +33,7 @@ from typing import Any
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.checkpoint import Checkpoint
-from penstock.journal.files import replace, sync_directory
+from penstock.journal.files import replace, sync
 from penstock.journal.manifest import Manifest, SegmentRef
 from penstock.journal.partitions import SentPartitions
 from penstock.journal.retirement import count_up_to, plan_retirement
@@ -313,7 +313,7 @@ class Journal:
                 failpoint("directory_discarded")
             for name in ("checkpoint.json", "timeline.json", "journal.json"):
                 (self.root / name).unlink(missing_ok=True)
-            sync_directory(self.root)
+            sync(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}
             self._truncated_by, self._partitions = {}, SentPartitions()
             self._checkpoint = Checkpoint()

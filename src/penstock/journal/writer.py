@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from penstock.errors import ErrorKind, PenstockError
-from penstock.journal.files import create_exclusively, sync_directory
+from penstock.journal.files import create_exclusively, sync
 from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import Manifest, SegmentRef, now
 from penstock.journal.partitions import SentPartition
@@ -36,7 +36,7 @@ class JournalWriter(Journal):
         directory = self.segments_directory / str(table_id.oid)
         if not directory.exists():
             directory.mkdir(parents=True)
-            sync_directory(self.segments_directory)
+            sync(self.segments_directory)
         return directory / name
 
     def append(

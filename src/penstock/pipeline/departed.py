@@ -11,7 +11,7 @@ in a file beside the journal.
 
 from __future__ import annotations
 
-from penstock.journal.files import sync_directory
+from penstock.journal.files import sync
 from penstock.journal.journal import Journal
 from penstock.schema import TableId
 
@@ -23,7 +23,7 @@ def note_departure(journal: Journal, table_id: TableId) -> None:
     directory = journal.root / _DIRECTORY
     directory.mkdir(exist_ok=True)
     (directory / str(table_id.oid)).touch()
-    sync_directory(directory)
+    sync(directory)
 
 
 def has_departed(journal: Journal, table_id: TableId) -> bool:

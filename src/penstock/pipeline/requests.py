@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from penstock.journal.files import sync_directory
+from penstock.journal.files import sync
 from penstock.schema import TableId
 
 _DIRECTORY = "requests"
@@ -46,7 +46,7 @@ class Requests:
         """Ask for something. Durable when this returns; asking twice is asking once."""
         self._directory.mkdir(exist_ok=True)
         (self._directory / request.file_name).touch()
-        sync_directory(self._directory)
+        sync(self._directory)
 
     def pending(self) -> list[Request]:
         """What was asked for and not done yet."""

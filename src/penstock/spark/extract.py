@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.journal.files import sync_directory
+from penstock.journal.files import sync
 from penstock.postgres.copy import (
     CtidRange,
     OnUnrepresentable,
@@ -114,7 +114,7 @@ def extract(
         files = [file for report in reports for file in report.files]
         with _staging(table.name, directory):
             _remove_unreported(directory, copy_id, {file.name for file in files})
-            sync_directory(directory)
+            sync(directory)
     except BaseException:
         _remove_unreported(directory, copy_id, set())
         raise

@@ -11,7 +11,6 @@ On object stores, what was written is durable.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from uuid import UUID
 
 from penstock.destinations.delta import location
 from penstock.destinations.delta.log import newest_version
-from penstock.journal.files import sync_directory
+from penstock.journal.files import sync
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_CHARACTERS = 20
@@ -61,9 +60,9 @@ def _sync_behind(directory: Path, version: int) -> int:
     for file in files:
         # One that is gone was made needless by a later commit, a user's VACUUM perhaps.
         with suppress(FileNotFoundError):
-            _sync(file)
+            sync(file)
     for parent in {file.parent for file in files}:
-        sync_directory(parent)
+        sync(parent)
     return version
 
 
@@ -106,11 +105,3 @@ def _uuid(text: str) -> UUID:
             number = number * 85 + _Z85.index(character)
         whole += number.to_bytes(4)
     return UUID(bytes=whole)
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from penstock.destinations.delta.mark import Mark
-from penstock.journal.files import create_exclusively, sync_directory
+from penstock.journal.files import create_exclusively, sync
 from penstock.schema import TableSchema, ValueKind, ValueType
 
 _INDEXED_COLUMNS = 32
@@ -74,7 +74,7 @@ def write_first_commit(
     log = directory / "_delta_log"
     log.mkdir(exist_ok=True)
     text = "".join(json.dumps(action) + "\n" for action in actions)
-    sync_directory(directory)
+    sync(directory)
     # Exclusively: a commit that stands there already is somebody's table.
     create_exclusively(log / f"{0:020}.json", text)
 
