@@ -73,10 +73,8 @@ def run_pipeline(path: Path, progress: Progress) -> ExitCode:
 def _require_source(config: FileConfig) -> list[Finding]:
     from penstock.journal.journal import Journal
 
-    journal = Journal(config.journal_path)
-    journal.refresh()
     findings = preflight(config, slot_patience=_SLOT_PATIENCE_S)
-    return require(findings, begun=not journal.empty)
+    return require(findings, begun=Journal(config.journal_path).owner() is not None)
 
 
 def build_store(config: FileConfig, *, create: bool = True) -> PipelineStore:
