@@ -159,9 +159,15 @@ class Replica:
         self._wait(equal, "equality")
 
     def _idle(self, wanted: Lsn, names: Collection[TableName]) -> bool:
-        """Whether everything up to `wanted` is applied, and nothing is being done."""
-        engine, idle = self.pipeline._engine, self.pipeline._journal.end >= wanted
+        """Whether everything up to `wanted` is applied, and nothing is being done.
+
+        What a look has seen is acted upon when the journal has all that was before it.
+        """
+        engine = self.pipeline._engine
         assert engine is not None
+        seen = engine.scheduler.seen
+        assert seen is not None
+        idle = self.pipeline._journal.end >= max(wanted, seen.source_at)
         for table in engine.scheduler.tables():
             if table.published.schema.name not in names:
                 continue
