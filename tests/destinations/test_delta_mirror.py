@@ -139,8 +139,15 @@ def moved(n: int) -> Change:
     return update(note(100 + n, rank=100 + n), {"id": n}, unchanged=["note"])
 
 
-@pytest.mark.parametrize("change", [kept, moved])
-@pytest.mark.parametrize("listed", [True, False], ids=["listed keys", "merge"])
+@pytest.mark.parametrize(
+    ("listed", "change"),
+    [
+        pytest.param(True, kept, id="listed keys-kept"),
+        pytest.param(True, moved, id="listed keys-moved", marks=pytest.mark.campaign),
+        pytest.param(False, kept, id="merge-kept", marks=pytest.mark.campaign),
+        pytest.param(False, moved, id="merge-moved"),
+    ],
+)
 def test_values_that_are_kept_are_not_gathered_on_the_driver(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, listed: bool
 ) -> None:
