@@ -49,17 +49,20 @@ def test_installing_and_taking_out(session: Session) -> None:
     assert made(session) == 0
 
 
-def test_an_older_version_is_replaced(session: Session) -> None:
+@pytest.mark.parametrize(
+    "older",
+    [
+        pytest.param(
+            "COMMENT ON EVENT TRIGGER penstock_announce_columns IS 'penstock 0'", id="by its mark"
+        ),
+        pytest.param(
+            "ALTER EVENT TRIGGER penstock_announce_rewrite ENABLE", id="passes over replicas"
+        ),
+    ],
+)
+def test_an_older_version_is_replaced(session: Session, older: str) -> None:
     install(session)
-    session.execute("COMMENT ON EVENT TRIGGER penstock_announce_columns IS 'penstock 0'")
-    assert trigger_state(session) is TriggerState.OTHER_VERSION
-    install(session)
-    assert trigger_state(session) is TriggerState.CURRENT
-
-
-def test_triggers_that_pass_over_replicas_are_of_another_version(session: Session) -> None:
-    install(session)
-    session.execute("ALTER EVENT TRIGGER penstock_announce_rewrite ENABLE")
+    session.execute(older.encode())
     assert trigger_state(session) is TriggerState.OTHER_VERSION
     install(session)
     assert trigger_state(session) is TriggerState.CURRENT
