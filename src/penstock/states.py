@@ -118,7 +118,7 @@ class Errored:
 
     reason: str
     solution: str
-    retry: RetryPolicy
+    retry_policy: RetryPolicy
     interrupted: StoredState
     attempts: int = 1
     name = "errored"

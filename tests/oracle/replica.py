@@ -172,7 +172,7 @@ class Replica:
             if table.published.schema.name not in names:
                 continue
             state = table.state
-            if isinstance(state, Errored) and state.retry.kind != "timed":
+            if isinstance(state, Errored) and state.retry_policy.kind != "timed":
                 raise AssertionError(f"{table.name} is set aside: {state.reason}")
             idle &= table.job is None and state.name == "ready" and table.position >= wanted
         return idle

@@ -56,13 +56,13 @@ def test_delays_grow_to_their_limit_with_jitter() -> None:
         before = datetime.now(UTC)
         state = errored(PASSING, Ready("c"), attempts, CONFIG)
         after = datetime.now(UTC)
-        assert state.retry.at is not None
-        assert before + 0.75 * most <= state.retry.at <= after + most
+        assert state.retry_policy.at is not None
+        assert before + 0.75 * most <= state.retry_policy.at <= after + most
 
 
 def test_after_the_last_attempt_somebody_has_to_look() -> None:
     state = errored(PASSING, Ready("c"), 4, CONFIG)
-    assert state.retry == MANUAL
+    assert state.retry_policy == MANUAL
     assert "given up after 4 attempts" in state.reason
 
 

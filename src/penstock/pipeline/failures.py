@@ -93,7 +93,7 @@ def errored(
 
 def due(state: Errored) -> bool:
     """Whether it is to be tried again by now."""
-    retry = state.retry
+    retry = state.retry_policy
     return retry.kind == "timed" and retry.at is not None and retry.at <= datetime.now(UTC)
 
 
@@ -102,7 +102,7 @@ def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
     return Errored(
         f"{state.reason}; its changes up to {end} were dropped, because {why}",
         f"{state.solution}; when it is retried, the table is copied again",
-        state.retry,
+        state.retry_policy,
         Init(),
         state.attempts,
     )

@@ -141,4 +141,4 @@ class Retention:
 
 
 def _waits_for_somebody(table: PipelineTable) -> bool:
-    return isinstance(table.state, Errored) and table.state.retry.kind != "timed"
+    return isinstance(table.state, Errored) and table.state.retry_policy.kind != "timed"

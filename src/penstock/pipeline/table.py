@@ -157,7 +157,7 @@ class PipelineTable:
     @property
     def next_due(self) -> datetime | None:
         """When a retry comes due by itself."""
-        return self.state.retry.at if isinstance(self.state, Errored) else None
+        return self.state.retry_policy.at if isinstance(self.state, Errored) else None
 
     @property
     def idle_since(self) -> float:
@@ -392,5 +392,5 @@ class PipelineTable:
     def _extra(self, state: StoredState) -> dict[str, object]:
         extra: dict[str, object] = {"table": self.name, "state": state.name}
         if isinstance(state, Errored):
-            extra |= {"retry": state.retry.kind, "attempts": state.attempts}
+            extra |= {"retry": state.retry_policy.kind, "attempts": state.attempts}
         return extra
