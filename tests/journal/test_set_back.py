@@ -84,6 +84,15 @@ def test_a_journal_of_another_timeline_is_not_judged(ahead: Running) -> None:
     assert not recover_lost_slot(recreating, store, ahead.journal)
 
 
+def test_a_source_that_was_never_asked_for_its_timeline_is_judged_too(ahead: Running) -> None:
+    """The first receiver may have died before it asked. Whoever copies asks the journal next."""
+    (ahead.config.journal_path / "timeline.json").unlink()
+    with pytest.raises(PenstockError, match="was set back"):
+        Receiver(ahead.config).run(threading.Event())
+    known = ahead.journal.source_history()
+    assert (known.timeline, known.set_back_to is None) == (None, False)
+
+
 def write_up_to(session: psycopg.Connection[Any], place: int) -> None:
     """Write until the next record would begin at that place of a page."""
     for _ in range(300):

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
-from penstock.journal.receiver import LogEvents, Outbox
+from penstock.journal.outbox import LogEvents, Outbox
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverState, revealed
 from penstock.testing.owned_process import is_alive
 from penstock.testing.waiting import wait_for

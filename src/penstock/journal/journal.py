@@ -32,11 +32,13 @@ from typing import Any
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.journal import source_history
 from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync
 from penstock.journal.manifest import Manifest, SegmentRef
 from penstock.journal.partitions import SentPartitions
 from penstock.journal.retirement import count_up_to, plan_retirement
+from penstock.journal.source_history import SourceHistory
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 
@@ -110,12 +112,9 @@ class Journal:
             return None
         return JournalOwner(data["slot"], data["system_identifier"], data["database"])
 
-    def timeline(self) -> int | None:
-        """The source's timeline, as the receiver found it last; None before it did."""
-        try:
-            return int(json.loads((self.root / "timeline.json").read_text("utf-8"))["timeline"])
-        except FileNotFoundError:
-            return None
+    def source_history(self) -> SourceHistory:
+        """The source's past, as the receiver found it last."""
+        return SourceHistory.of(self.root)
 
     def refresh(self) -> int:
         """Take in manifests that are new; how many."""
@@ -311,7 +310,7 @@ class Journal:
             for directory in (self.manifests_directory, self.segments_directory):
                 shutil.rmtree(directory, ignore_errors=True)
                 failpoint("directory_discarded")
-            for name in ("checkpoint.json", "timeline.json", "journal.json"):
+            for name in ("checkpoint.json", source_history.FILE, "journal.json"):
                 (self.root / name).unlink(missing_ok=True)
             sync(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}

@@ -8,17 +8,16 @@ error here, never a silent gap. So is a server whose WAL ends before the journal
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from typing import Any
+from dataclasses import replace
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
-from penstock.journal.files import replace
 from penstock.journal.journal import Journal, JournalOwner
+from penstock.journal.source_history import SourceHistory
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import (
     Session,
@@ -34,8 +33,6 @@ from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo, slot_info, waited_
 from penstock.schema import Lsn
 
 logger = logging.getLogger(__name__)
-
-_HISTORY = "timeline.json"
 
 _FIRST_WORD_S = 3.0
 _NEXT_WORD_S = 30.0
@@ -95,11 +92,11 @@ def set_back_to(journal: Journal, session: Session) -> Lsn | None:
     record, which recovery finds again: no restart and no crash takes a server back behind it.
     A disk that was restored does, or one that did not keep what it was told to.
     """
-    noted = _noted(journal)
-    if "set_back_to" in noted:
-        return Lsn.parse(noted["set_back_to"])
+    known = journal.source_history()
+    if known.set_back_to is not None:
+        return known.set_back_to
     end = journal.end  # first: both go on while we look
-    if noted.get("timeline") not in (None, current_timeline(session)):
+    if known.timeline not in (None, current_timeline(session)):
         return None  # `_follow_timeline` knows more
     flushed = current_flush_lsn(session)
     return flushed if flushed < end else None
@@ -162,7 +159,7 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
     from where it was promoted, so nothing else would tell that the journal holds changes
     which never happened there.
     """
-    before, now = journal.timeline(), stream.timeline()
+    before, now = journal.source_history().timeline, stream.timeline()
     if before == now:
         return
     if before is not None:
@@ -177,20 +174,7 @@ def _follow_timeline(journal: JournalWriter, stream: ReplicationStream) -> None:
                 " prevent it, name the standby's slot in synchronized_standby_slots",
                 position=journal.end,
             )
-    _note(journal, timeline=now)
-
-
-def _noted(journal: Journal) -> dict[str, Any]:
-    """What is known of the source's history."""
-    try:
-        noted: dict[str, Any] = json.loads((journal.root / _HISTORY).read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    return noted
-
-
-def _note(journal: Journal, **history: Any) -> None:
-    replace(journal.root / _HISTORY, json.dumps(history))
+    SourceHistory(timeline=now).keep(journal.root)
 
 
 def _require_all_its_past(journal: JournalWriter, catalog: Session) -> None:
@@ -198,7 +182,7 @@ def _require_all_its_past(journal: JournalWriter, catalog: Session) -> None:
     reached = set_back_to(journal, catalog)
     if reached is not None:
         # Whoever starts us again may do so when its WAL has passed the journal's end.
-        _note(journal, **_noted(journal) | {"set_back_to": str(reached)})
+        replace(journal.source_history(), set_back_to=reached).keep(journal.root)
         raise PenstockError(
             ErrorKind.SOURCE_SLOT,
             f"the source was set back: its WAL was at {reached} when the journal {journal.root}"

@@ -139,7 +139,8 @@ class Standing:
         of those that are lost. What is in the journal up to a promotion is safe (the
         receiver sees to that), so this matters for a copy whose barrier is not passed.
         """
-        kept, now = self._kept or self._load(), self._context.journal.timeline()
+        kept = self._kept or self._load()
+        now = self._context.journal.source_history().timeline
         return kept is not None and now is not None and kept.timeline not in (0, now)
 
     @property

@@ -34,6 +34,7 @@ from penstock.pipeline.outage import StoreOutage
 from penstock.pipeline.rates import Meter
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
+from penstock.pipeline.status import position_at
 from penstock.pipeline.upkeep import Upkeep
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
@@ -178,14 +179,9 @@ class PipelineTable:
 
     @property
     def position(self) -> Lsn:
-        """Up to where the destination equals the source: the journal's end if nothing waits."""
-        applier = self._applier
-        if applier is None:
-            return ZERO_LSN
-        end = self._context.journal.end
-        if applier.pending or applier.has_open_deliveries:
-            return applier.cursor
-        return max(end, applier.cursor)
+        """Up to where the destination equals the source, as far as this process knows."""
+        cursor = self._applier.cursor if self._applier else None
+        return position_at(self._context.journal, self.id, cursor) or ZERO_LSN
 
     # Jobs, each in a thread of a pool.
 
