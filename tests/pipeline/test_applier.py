@@ -387,6 +387,21 @@ def test_a_change_that_failed_comes_again_with_the_row_that_shows_it(bench: Benc
     assert schema_at_destination(bench.store, NARROW.id) == WIDE
 
 
+def test_versions_that_the_destination_has_left_behind_go_from_the_store(bench: Bench) -> None:
+    copied_as(bench, NARROW)
+    bench.journal.flush(300)
+    bench.destination.action = SchemaChangeAction.CONTINUE
+    applier = bench.applier_after_restart()
+    wider = table(columns=("id", "v", "w", "x"))
+    for shape in (WIDE, wider):
+        applier.follow(shape)
+        assert [each.columns for each in bench.store.get_table_schemas()] == [shape.columns]
+    bench.destination.trouble = ConnectionError("the destination is away")
+    with pytest.raises(ConnectionError):
+        applier.follow(NARROW)
+    assert bench.applier_after_restart().schema.columns == wider.columns
+
+
 def test_two_changes_that_find_the_journal_at_one_place_are_two_versions(bench: Bench) -> None:
     copied_as(bench, NARROW)
     bench.journal.flush(300)

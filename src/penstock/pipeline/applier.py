@@ -377,6 +377,9 @@ class Applier:
         store.store_destination_table_metadata(
             schema.id, DestinationTableMetadata(destination_id, schema.version, status, mask)
         )
+        if status is MetadataStatus.APPLIED:
+            # Last: a change that is still to be repeated begins with the version before it.
+            store.prune_table_schemas({schema.id: schema.version})
 
     def _settle(self, durable: Lsn | None) -> None:
         if durable is not None:
