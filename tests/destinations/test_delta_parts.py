@@ -240,6 +240,21 @@ def test_what_a_write_committed_is_synced_with_all_its_files(
     assert synced >= files
 
 
+def test_commits_are_synced_also_where_delta_has_removed_the_ones_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    monkeypatch.setattr("penstock.destinations.delta.durability.sync", synced.add)
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    commits = [log / f"{version:020}.json" for version in (60, 61, 62)]
+    for commit in commits[:2]:
+        commit.write_text('{"commitInfo":{}}')
+    with Durability().writing(str(tmp_path)):
+        commits[2].write_text('{"commitInfo":{}}')
+    assert synced == {*commits, log}
+
+
 def test_a_place_that_another_table_is_at_is_not_taken() -> None:
     there = replace(COPY, table_name="us.notes")
     mine = Mark("shop", NOTES.id, "copy-2", table_name=str(NOTES.name))

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 from uuid import UUID
 
 from penstock.destinations.delta import location
-from penstock.destinations.delta.log import newest_version
+from penstock.destinations.delta.log import versions
 from penstock.journal.files import sync
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -42,8 +42,10 @@ class Durability:
             return
         known = self._synced.get(directory, -1)
         if known < 0 or not _commit(directory, known).exists():
-            # Who wrote before us may have died before the last ones were synced.
-            self._synced[directory] = max(-1, newest_version(directory) - _LAST_COMMITS)
+            # Who wrote before us may have died before the last ones were synced. Of those, the
+            # log may have fewer: Delta removes what is older than a checkpoint and a day.
+            last = versions(directory)[-_LAST_COMMITS:]
+            self._synced[directory] = last[0] - 1 if last else -1
         yield
         self._synced[directory] = _sync_behind(directory, self._synced[directory])
 

@@ -16,10 +16,9 @@ _COMMIT = re.compile(r"\d{20}\.json")
 _INFO = '{"commitInfo"'
 
 
-def newest_version(directory: Path) -> int:
-    """The number of a table's last commit; -1 where there is none."""
-    newest = max(_commits(directory), default=None)
-    return int(newest.removesuffix(".json")) if newest else -1
+def versions(directory: Path) -> list[int]:
+    """The numbers of the commits that are still in the log, from the oldest on."""
+    return sorted(int(name.removesuffix(".json")) for name in _commits(directory))
 
 
 def _commits(directory: Path) -> list[str]:
