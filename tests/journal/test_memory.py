@@ -49,10 +49,10 @@ def test_rows_larger_than_a_buffer_count_with_their_size(tmp_path: Path) -> None
     try:
         buffer = scribe.fresh_buffer(0)
         assert buffer is not None
-        assert not scribe.paused
+        assert not scribe.pause
         buffer.data = np.empty(300 * MIB, np.uint8)
         buffer.size, buffer.count = buffer.data.size, 1
-        wait_for(lambda: scribe.paused)
+        wait_for(lambda: scribe.pause)
     finally:
         scribe.close()
 

@@ -311,7 +311,9 @@ def test_a_slot_created_before_a_crash_is_adopted(receiver: Any, database: Any) 
     assert [c["after"]["id"] for c in running.changes("t")] == [1]
 
 
-def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Path) -> None:
+def test_a_full_journal_pauses_receiving_and_resumes(
+    receiver: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     running = receiver(
         journal=JournalConfig(location=str(tmp_path / "journal"), max_bytes=100_000),
         batch=BatchConfig(max_bytes=50_000),
@@ -322,6 +324,9 @@ def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Pa
             f"INSERT INTO t SELECT g, md5(g::text) FROM generate_series({start}, {start + 999}) g"
         )
     wait_for(lambda: any(e["event"] == "paused" for e in running.events))
+    told = next(event for event in running.events if event["event"] == "paused")
+    assert "journal.max_bytes" in told["reason"]
+    assert "receiving paused" in caplog.messages
     running.execute("INSERT INTO t VALUES (-1, 'late')")
     journal = running.journal
     table = running.schema(journal, "t").id
@@ -335,6 +340,26 @@ def test_a_full_journal_pauses_receiving_and_resumes(receiver: Any, tmp_path: Pa
         ) or (running.events[-1]["event"] == "resumed" and journal.end >= running.now())
 
     wait_for(emptied)
+
+
+def test_what_an_earlier_receiver_has_named_is_on_disk_before_it_counts(
+    receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed between naming a manifest and waiting for the disk."""
+    running = receiver()
+    running.catch_up()
+    running.stop()
+    running.events.clear()
+    synced: list[Path] = []
+
+    def note(path: Path) -> None:
+        if not running.events:  # it does not stream yet
+            synced.append(path)
+
+    monkeypatch.setattr(writer, "sync", note)
+    running.start()
+    running.catch_up()
+    assert synced == [running.journal.manifests_directory, running.journal.segments_directory]
 
 
 @pytest.mark.parametrize(

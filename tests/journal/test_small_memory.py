@@ -73,16 +73,16 @@ def frugal(tmp_path: Path) -> Iterator[Scribe]:
 
 def test_an_empty_buffer_counts_as_nothing(frugal: Scribe) -> None:
     assert frugal.fresh_buffer(0) is not None
-    assert not frugal.paused
+    assert not frugal.pause
 
 
 def test_frames_count_with_their_size(frugal: Scribe) -> None:
     buffer = frugal.fresh_buffer(0)
     assert buffer is not None
     fill(buffer, MIB)
-    assert not frugal.paused
+    assert not frugal.pause
     fill(buffer, 2 * MIB)
-    wait_for(lambda: frugal.paused)
+    wait_for(lambda: frugal.pause)
 
 
 @pytest.mark.parametrize("size", [10 * MIB, 20 * MIB, 31 * MIB, 40 * MIB])
@@ -91,10 +91,10 @@ def test_a_pause_ends_when_the_frames_are_decoded(frugal: Scribe, size: int) -> 
     for _ in range(4):
         assert buffer is not None
         fill(buffer, size)
-        wait_for(lambda: frugal.paused)
+        wait_for(lambda: frugal.pause)
         frugal.take(buffer)
         buffer = frugal.fresh_buffer(0)
-        wait_for(lambda: not frugal.paused)
+        wait_for(lambda: not frugal.pause)
         frugal.check()
 
 

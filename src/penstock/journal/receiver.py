@@ -32,7 +32,7 @@ from penstock.journal.files import writing
 from penstock.journal.lock import ReceiverLock
 from penstock.journal.outbox import LogEvents, Outbox
 from penstock.journal.relations import RelationCatalog
-from penstock.journal.scribe import Scribe, warm_up
+from penstock.journal.scribe import Pause, Scribe, warm_up
 from penstock.journal.source import prepare_source, sender_timeout
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import WatchedSession, abort, connect, hung_up
@@ -170,21 +170,21 @@ class _Loop:
         stream, scribe = self._stream, self._scribe
         frames = scribe.fresh_buffer(_IDLE_WAIT_S)
         since = 0.0
-        paused = False
+        pause: Pause | None = None
         try:
             while not stop.is_set():
                 scribe.check()
                 self._require_answers()
                 self._acknowledge()
                 stream.tick()
-                if (wait := scribe.paused) != paused:
-                    paused = wait
-                    self._report({"event": "paused" if paused else "resumed"})
-                if paused and frames is not None and frames.count:
+                if (why := scribe.pause) != pause:
+                    pause = why
+                    self._tell(pause)
+                if pause and frames is not None and frames.count:
                     # One row may be larger than the budget: kept back, it would never be less.
                     scribe.take(frames)
                     frames = None
-                if frames is None or paused:
+                if frames is None or pause:
                     self._require_server()
                     if frames is None:
                         frames = scribe.fresh_buffer(_IDLE_WAIT_S)
@@ -209,6 +209,13 @@ class _Loop:
             # A server that fails at a change has sent what comes before it.
             if frames is not None and frames.count:
                 scribe.take(frames)
+
+    def _tell(self, pause: Pause | None) -> None:
+        """Say that reading pauses, or goes on. Full memory is a matter of moments; but while
+        the journal is full Postgres keeps WAL, and somebody has to know."""
+        level = logging.WARNING if pause is Pause.JOURNAL else logging.DEBUG
+        logger.log(level, "receiving %s", "paused" if pause else "resumed", extra={"reason": pause})
+        self._report({"event": "paused" if pause else "resumed", "reason": pause})
 
     def _require_answers(self) -> None:
         """Give up when the catalog's connection is lost: the scribe would wait in it for ever."""

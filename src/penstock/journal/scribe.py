@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 
 from penstock.config import MIB, PipelineConfig
 from penstock.journal.decoder import ChangeDecoder
@@ -34,6 +35,13 @@ _TRICKLE_BYTES = MIB
 _TRICKLE_SHARE = 0.2
 _IDLE_FLUSH_S = 1.0
 _USAGE_CHECK_S = 1.0
+
+
+class Pause(StrEnum):
+    """What there is too much of to read on."""
+
+    JOURNAL = "the journal is full (journal.max_bytes): tables have to be applied first"
+    MEMORY = "memory is full (batch.memory_budget_ratio): what was read has to be written first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +87,14 @@ class Scribe:
             return None
 
     @property
-    def paused(self) -> bool:
-        """Whether to read no more for the moment: the journal or the memory is full."""
+    def pause(self) -> Pause | None:
+        """Why to read no more for the moment, if so."""
         # Frames count until they are decoded. Not the room for them: it never becomes less,
         # and a budget no larger than an empty buffer would be a pause without end.
         waiting = sum(buffer.size for buffer in self._buffers)
-        return self._journal_full or self._memory.paused(waiting + self._builder.memory)
+        if self._journal_full:
+            return Pause.JOURNAL
+        return Pause.MEMORY if self._memory.paused(waiting + self._builder.memory) else None
 
     def take(self, frames: CopyBuffer, *, lull: bool = False) -> None:
         """Decode and keep `frames`; `lull` says that nothing more came just now."""

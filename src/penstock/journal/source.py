@@ -63,6 +63,7 @@ def prepare_source(
     _require_failover(config, catalog)
     _claim(config, journal, catalog, slot)
     if not journal.empty:
+        journal.settle()
         _continue(config, journal, slot)
     elif not _begin(config, journal, slot, stream, _SlotMaking(config.slot_name, catalog, stop)):
         return False

@@ -32,6 +32,12 @@ class JournalWriter(Journal):
         self.segments_directory.mkdir(exist_ok=True)
         create_exclusively(self.root / "journal.json", json.dumps({"format": 1, **owner.to_json()}))
 
+    def settle(self) -> None:
+        """Make durable what is here. Who wrote it may have died between naming a file and waiting
+        for the disk: acknowledged like that, it would be gone after a power failure."""
+        for directory in (self.manifests_directory, self.segments_directory):
+            sync(directory)
+
     def segment_path(self, table_id: TableId, name: str) -> Path:
         directory = self.segments_directory / str(table_id.oid)
         if not directory.exists():
