@@ -13,6 +13,8 @@ from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
+from penstock.postgres.catalog import PublishedTable
+from penstock.postgres.terms import Terms
 from penstock.schema import Lsn, TableId
 from penstock.states import MANUAL, Errored, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore
@@ -84,6 +86,10 @@ class Table:
 
     def __init__(self, name: str, table_id: TableId, state: StoredState, among: Tables) -> None:
         self.name, self.id, self.state, self._among = name, table_id, state, among
+        self.published = PublishedTable(
+            table(table_id.oid, name), None, "r", 0, Terms(frozenset(), None)
+        )
+        self.place = self.published.schema.name
 
     def drop_changes(self, end: Lsn, why: str) -> None:
         self._among.journal.reader.retire({self.id: end})

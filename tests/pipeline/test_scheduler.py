@@ -15,13 +15,14 @@ from penstock.destinations.base import WriteResult, WriteStatus
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.terms import Terms
 from penstock.schema import TableSchema
 from penstock.spark.changes import ChangeBatch
-from penstock.states import Errored, Init, Ready, stage_of
+from penstock.states import MANUAL, Errored, Init, Ready, stage_of
 from penstock.stores import MemoryStore
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, TableStateOperation
 from penstock.testing.waiting import wait_for
@@ -94,10 +95,10 @@ class Bench:
             journal=JournalConfig(location=str(root)),
             table_sync_copy=TableSyncCopy(mode="none"),
         )
-        context = PipelineContext(
+        self.context = PipelineContext(
             config, self.store, self.journal.reader, self.destination, MagicMock()
         )
-        self.scheduler = Scheduler(context, self.failures.append)
+        self.scheduler = Scheduler(self.context, self.failures.append)
         self.requests = Requests(self.journal.reader.root)
         for one in (A, B):
             self.store.update_table_state(one.id, Ready("c1"))
@@ -206,6 +207,20 @@ def test_a_table_that_is_not_to_be_copied_is_not_emptied_when_it_comes_back(benc
     assert isinstance(state, Errored)
     assert "table_sync_copy leaves it out" in state.reason
     assert bench.destination.called("drop", str(B.name)) == 0
+
+
+def test_a_set_aside_table_does_not_keep_a_name_that_is_anothers(bench: Bench) -> None:
+    """Or that one would never be copied, and keep all its changes until the journal is full."""
+    bench.store.update_table_state(A.id, Errored("no", "mend it", MANUAL, Ready("c1")))
+    successor = table(3, "a")
+    bench.publish(table(1, "a_broken"), B, successor)
+    bench.scheduler.start()
+    Retention(bench.context, bench.scheduler).retire()
+    bench.wait_for_calls("drop", successor, times=1)
+    state = bench.store.get_table_state(A.id)
+    assert isinstance(state, Errored)
+    assert "because another table is called public.a now" in state.reason
+    assert state.interrupted == Init()
 
 
 def test_a_wake_that_comes_in_the_middle_of_a_turn_is_not_lost(

@@ -145,10 +145,12 @@ def test_another_file_of_a_partition_is_no_loss_where_the_stream_tells_why(tmp_p
 
     one.see(refiled(by=21), look(source_at=20), TABLE)
     assert one.broken is None, "the journal may yet tell"
+    assert one.unsettled(None)
     one.see(refiled(by=31), look(source_at=30), TABLE)
     writer.append(Lsn(20), schemas=(TABLE,), segments=(truncated(21, TABLE.version),))
     journal.refresh()
     assert one.broken is None, "the whole table was truncated"
+    assert not one.unsettled(None)
     one.see(refiled(by=31), look(source_at=30), TABLE)
     one.see(refiled(by=31), look(source_at=30), TABLE)
     note = replace(TABLE, version=Lsn(25), note=DdlNote(31))

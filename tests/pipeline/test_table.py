@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,10 +17,11 @@ from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.terms import Terms
-from penstock.schema import TableId, TableSchema
+from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import MANUAL, Errored, Init, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore
 from tests.pipeline.doubles import ScriptedDestination
@@ -208,6 +211,19 @@ def test_a_request_stays_until_the_new_state_is_stored_and_is_answered_once(away
     one.errand = errand  # by one who saw the request just before
     do(one)
     assert one.state == READY
+
+
+def test_a_table_that_has_to_be_copied_again_has_got_nowhere(bench: Bench) -> None:
+    bench.journal.flush(200)
+    one = bench.table(READY)
+    do(one)
+    assert one.position == Lsn(200)
+    filtered = replace(one.published, row_filter="(id > 1)", terms=Terms(frozenset(), "(id > 1)"))
+    one.see(filtered, Membership((filtered,), Lsn(200), time.monotonic(), Lsn(200)))
+    assert one.unsettled
+    assert one.position == ZERO_LSN
+    assert do(one) is Job.APPLY
+    assert one.state == Init()
 
 
 def test_what_is_asked_of_a_table_that_waits_for_somebody_is_its_next_job(bench: Bench) -> None:

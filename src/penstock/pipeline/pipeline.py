@@ -186,7 +186,7 @@ class Pipeline:
 
         def ready() -> bool:
             return self._has_seen(lambda seen: seen.read_at >= asked_at) and all(
-                table.state.name == "ready" for table in self._tables()
+                table.state.name == "ready" and not table.unsettled for table in self._tables()
             )
 
         self._wait_for(ready, "every table to be ready", timeout)

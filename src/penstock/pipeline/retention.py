@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import takewhile
 
@@ -64,6 +64,7 @@ class Retention:
             freed = journal.retire(passed, retention=timedelta(hours=config.retention_hours))
             freed += self._make_room(passed)
             aside = [table for table in tables.values() if isinstance(table.state, Errored)]
+            self._clear_places(aside, tables.values())
             self._limit_each(aside)
             self._limit_all([table for table in aside if _waits_for_somebody(table)])
             return freed
@@ -96,6 +97,17 @@ class Retention:
     def _mark(self) -> float:
         """Below this, receiving goes on."""
         return self._context.config.journal.max_bytes * RESUME_SHARE
+
+    def _clear_places(
+        self, aside: Iterable[PipelineTable], tables: Iterable[PipelineTable]
+    ) -> None:
+        """Let go of what tables hold that wait for somebody under a name which is another's by
+        now: that one is copied to their place, and would wait for them, and keep all its changes.
+        """
+        named = {table.published.schema.name: table.id for table in tables}
+        for table in filter(_waits_for_somebody, aside):
+            if named.get(table.place, table.id) != table.id:
+                self._drop(table, f"another table is called {table.place} now")
 
     def _limit_each(self, aside: list[PipelineTable]) -> None:
         """Drop what a set-aside table holds when it is too much."""

@@ -170,8 +170,18 @@ class Standing:
 
         Columns that differ come first: whether these are followed is for the policy to say.
         """
-        if self._differing:
-            return None
+        return None if self._differing else self._found()
+
+    def unsettled(self, applier: Applier | None) -> bool:
+        """Whether a look has found what is not judged or followed yet."""
+        seen, refiled = self._differing, self._refiled
+        return (
+            (seen is not None and (applier is None or seen.read_at > applier.adopted_at))
+            or (refiled is not None and self._context.journal.end < refiled.until)
+            or self._found() is not None
+        )
+
+    def _found(self) -> str | None:
         if self._broken is None and (untold := self._untold()):
             if self._table_id.oid in untold:
                 return "its rows were rewritten, or it was unlogged for a while"

@@ -179,9 +179,17 @@ class PipelineTable:
 
     @property
     def position(self) -> Lsn:
-        """Up to where the destination equals the source, as far as this process knows."""
-        cursor = self._applier.cursor if self._applier else None
-        return position_at(self._context.journal, self.id, cursor) or ZERO_LSN
+        """Up to where the destination equals the source; nowhere, while the catalog shows what
+        no change tells of."""
+        applier = self._applier  # a job may forget it meanwhile
+        if applier is None or self.unsettled:
+            return ZERO_LSN
+        return position_at(self._context.journal, self.id, applier.cursor) or ZERO_LSN
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it may have to be copied again, or altered, for what the catalog has shown."""
+        return self._standing.unsettled(self._applier)
 
     # Jobs, each in a thread of a pool.
 
