@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from penstock.destinations import MemoryDestination
 from penstock.destinations.base import SchemaChange, SchemaChangeAction, WriteStatus
 from penstock.events import Insert
@@ -92,7 +90,6 @@ def test_not_null_that_nobody_announces_comes_with_the_next_change(source: Sourc
         assert destination.required[TableName("public", "a")] == {"id", "v"}
 
 
-@pytest.mark.campaign
 def test_a_delta_table_is_not_touched_for_not_null(source: Source, lake: Lake) -> None:
     with lake.pipeline() as pipeline:
         pipeline.wait_until_ready(TIMEOUT)

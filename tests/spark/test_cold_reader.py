@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 FIRST_READ = """
 import sys
 from pathlib import Path
@@ -23,7 +21,6 @@ print(batch.changes.where(f"commit_lsn > {script.end.value // 2}").count())
 """
 
 
-@pytest.mark.campaign
 def test_a_filter_on_a_column_with_a_large_dictionary(tmp_path: Path) -> None:
     """Parquet's reader fails at a dictionary of more than 8 KiB, until it has read a page as large.
 

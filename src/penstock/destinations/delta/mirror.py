@@ -153,7 +153,11 @@ class Mirror:
         # Files are many times smaller than their values can be in memory, and Spark broadcasts
         # a table whose files are small. The source's size has been judged before.
         self.session.conf.set(_FILE_FACTOR, "1000")
-        self.session.sql(merge)
+        try:
+            self.session.sql(merge)
+        finally:
+            # The session lives as long as the table, and with the view the batch would stay.
+            self.session.catalog.dropTempView(_SOURCE)
 
     def _choose_vectors(self) -> None:
         """Mark rows as deleted, or rewrite their files where a good part of them would be."""
