@@ -22,6 +22,7 @@ from penstock.config import (
     load_config,
 )
 from penstock.errors import ErrorKind, PenstockError
+from penstock.yaml_file import read_yaml
 
 MINIMAL = "id: shop\npublication_name: p\npg_connection: {host: h}\n"
 
@@ -261,6 +262,53 @@ def test_a_key_that_is_no_text_is_named(tmp_path: Path, text: str, place: str, k
     error = refusal(tmp_path, MINIMAL + text)
     assert f"c.yaml, {place}: YAML takes the key {key} for" in error.message
     assert f'"{key}"' in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "key", "first"),
+    [
+        ("batch: {}\nid: shop\n", "line 5, column 1", "id", "line 1, column 1"),
+        ("batch:\n  max_bytes: 1\n  'max_bytes': 2\n", "line 6, column 3", "max_bytes", "line 5"),
+        ("spark: {config: {a: x, b: y, a: z}}\n", "line 4, column 30", "a", "line 4, column 18"),
+        ("column_types: {a.b: {}, ${PENSTOCK_TEST}: {}}\n", "line 4", "${PENSTOCK_TEST}", "line 4"),
+        ("x: [&x {<<: {a: 1}, a: 2, a: 3}]\ny: {<<: *x}\n", "line 4, column 27", "a", "line 4"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_named_with_both_places(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    place: str,
+    key: str,
+    first: str,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST", "a.b")
+    error = refusal(tmp_path, MINIMAL + text)
+    assert f"c.yaml, {place}" in error.message
+    assert f": the key {key} stands in {first}" in error.message
+
+
+def test_a_key_may_overrule_what_is_merged(tmp_path: Path) -> None:
+    """Also where a mapping that is not yet read itself is merged into one that stands higher."""
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        MINIMAL
+        + "column_types:\n"
+        + "  s.a: &a {x: string, y: string}\n"
+        + "  s.b: &b {<<: *a, y: double}\n"
+        + "  s.c: {<<: *a, <<: *b, x: double}\n"
+        + "spark: {config: {<<: {a: x, b: x}, b: y}}\n"
+    )
+    loaded = load_config(path)
+    assert loaded.column_types == {
+        "s.a": {"x": "string", "y": "string"},
+        "s.b": {"x": "string", "y": "double"},
+        "s.c": {"x": "double", "y": "double"},
+    }
+    assert loaded.spark.config == {"a": "x", "b": "y"}
+    deep = "a: {b: {c: &c {<<: {d: 1}, d: 2}}}\ne: {<<: *c, d: 3}\n"
+    path.write_text(deep)
+    assert read_yaml(path) == {"a": {"b": {"c": {"d": 2}}}, "e": {"d": 3}}
 
 
 @pytest.mark.parametrize("value", ["2020-13-45", "0b_", "!!bool maybe", "!!timestamp soon"])

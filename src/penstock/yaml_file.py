@@ -18,6 +18,7 @@ from penstock.errors import ErrorKind, PenstockError
 
 _START = "`penstock init` writes a commented configuration to start from"
 _TEXT = "tag:yaml.org,2002:str"
+_MERGE = "tag:yaml.org,2002:merge"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 # YAML ends a text at a brace inside of {...}. So it is shown stand-ins without braces, as
@@ -76,7 +77,24 @@ class _Refusal(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes variables from the environment, and nothing but text for a key."""
+    """Takes variables from the environment, and nothing but text for a key, and that once."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Here a mapping still has its own keys alone; what is merged into it may be overruled.
+        node = super().compose_mapping_node(anchor)
+        places: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            text = self.construct_scalar(key)
+            if text in places:
+                raise _Refusal(
+                    key.start_mark,
+                    f"the key {_as_written(key)} stands in {_place(places[text])} already",
+                    "keep one of the two",
+                )
+            places[text] = key.start_mark
+        return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
@@ -116,6 +134,10 @@ def _variable(name: str, mark: yaml.Mark) -> str:
             f"refers to ${{{name}}}, which is not set in the environment",
             f"export {name}=... before starting penstock",
         ) from None
+
+
+def _as_written(key: yaml.ScalarNode) -> str:
+    return _STOOD_IN.sub(r"${\1}", key.value)
 
 
 def _place(mark: yaml.Mark) -> str:
