@@ -447,9 +447,19 @@ def test_the_sqlstate_decides(session: Session) -> None:
         "DO $$BEGIN RAISE SQLSTATE '58P01'; END$$": ErrorKind.SOURCE_SLOT,
         "DO $$BEGIN RAISE SQLSTATE '28000'; END$$": ErrorKind.SOURCE_AUTHENTICATION,
         "DO $$BEGIN RAISE SQLSTATE 'XX000'; END$$": ErrorKind.SOURCE_SNAPSHOT,
+        "DO $$BEGIN RAISE SQLSTATE '58030'; END$$": ErrorKind.SOURCE_CONNECTION,
+        "DO $$BEGIN RAISE SQLSTATE 'XX001'; END$$": ErrorKind.SOURCE_CONFIGURATION,
+        "DO $$BEGIN RAISE SQLSTATE 'XX002'; END$$": ErrorKind.SOURCE_CONFIGURATION,
+        "SELECT 1 / 0": ErrorKind.DATA_DECODE,
         "SELECT nonsense(": ErrorKind.INTERNAL,
     }
     assert {statement: failure(session, statement).kind for statement in expected} == expected
+
+
+@pytest.mark.parametrize("state", ["58030", "XX001", "XX002"])
+def test_damage_at_the_source_is_looked_for_there(session: Session, state: str) -> None:
+    error = failure(session, f"DO $$BEGIN RAISE SQLSTATE '{state}'; END$$")
+    assert "the server's log and at its disk" in (error.hint or "")
 
 
 def test_a_missing_privilege(session: Session, someone: PgConnection) -> None:

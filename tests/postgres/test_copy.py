@@ -18,6 +18,7 @@ from psycopg import pq
 
 from penstock.config import PgConnection
 from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.failures import failure_of
 from penstock.postgres import libpq
 from penstock.postgres.catalog import table_schema
 from penstock.postgres.connection import Session, connect
@@ -32,6 +33,7 @@ from penstock.postgres.copy_targets import copy_targets
 from penstock.postgres.copy_text import split
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import TableSchema
+from penstock.testing import EmbeddedPostgres
 
 ODD_TEXTS = [
     None,
@@ -413,6 +415,35 @@ def test_a_failure_half_way_is_an_error_and_not_the_end(session: Session) -> Non
     with pytest.raises(PenstockError):
         seen.extend(copied.batch.num_rows for copied in batches)
     assert 0 < sum(seen) < 250_000
+
+
+@pytest.mark.parametrize("row_filter", ["1 / (i - 7) < 2", "t::int > 0"])
+def test_a_row_that_the_filter_fails_for_is_bad_data(session: Session, row_filter: str) -> None:
+    session.execute(
+        "CREATE TABLE public.t AS SELECT i, 'hunter' || i t FROM generate_series(1, 9) i"
+    )
+    table = schema_of(session, "public.t")
+    with pytest.raises(PenstockError) as caught:
+        copied(session, table, row_filter=row_filter)
+    assert caught.value.kind is ErrorKind.DATA_DECODE
+    assert caught.value.table == table.name
+    assert "row filter" in (caught.value.hint or "")
+    assert "hunter" not in failure_of(caught.value).loggable
+
+
+def test_a_text_without_an_equivalent_in_utf8_is_bad_data(server: EmbeddedPostgres) -> None:
+    with server.connect() as connection:
+        connection.execute("CREATE DATABASE win ENCODING 'WIN1252' LOCALE 'C' TEMPLATE template0")
+    try:
+        with connect(PgConnection(uri=server.dsn("win")), "test") as session:
+            with server.connect("win", client_encoding="WIN1252") as writer:
+                writer.execute(b"CREATE TABLE public.t AS SELECT 'a\x81' t")
+            with pytest.raises(PenstockError) as caught:
+                copied(session, schema_of(session, "public.t"))
+    finally:
+        server.drop_database("win")
+    assert caught.value.kind is ErrorKind.DATA_DECODE
+    assert "UTF-8" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("quick", [True, False])

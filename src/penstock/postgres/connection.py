@@ -249,6 +249,11 @@ def translate(error: psycopg.Error, doing: str, table: TableName | None = None) 
 
 
 _WAIT = "nothing to do if it passes: it is tried again"
+_DAMAGE = "look at the server's log and at its disk; what is damaged has to be restored there"
+_BAD_ROWS = (
+    "mend the rows at the source, or the publication's row filter if that fails for them; a text"
+    " has to have an equivalent in the encoding UTF-8. Then `penstock retry` the table"
+)
 
 
 def _meaning(error: psycopg.Error, state: str, said: str) -> tuple[ErrorKind, str]:
@@ -277,6 +282,12 @@ def _meaning(error: psycopg.Error, state: str, said: str) -> tuple[ErrorKind, st
         case _, "XX000":
             # So a catalog function says that a relation was dropped under it.
             return ErrorKind.SOURCE_SNAPSHOT, _WAIT
+        case _, "XX001" | "XX002":
+            return ErrorKind.SOURCE_CONFIGURATION, _DAMAGE
+        case _, "58030":
+            return ErrorKind.SOURCE_CONNECTION, f"{_DAMAGE}; meanwhile it is tried again"
+        case "22", _:
+            return ErrorKind.DATA_DECODE, _BAD_ROWS
         case (("08" | "40" | "53" | "57"), _):
             return ErrorKind.SOURCE_CONNECTION, _WAIT
         case _, "55P03" | "25P03" | "25P04":
