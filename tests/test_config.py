@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from penstock.config import (
     load_config,
 )
 from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.receiver_process import revealed
 from penstock.yaml_file import read_yaml
 
 MINIMAL = "id: shop\npublication_name: p\npg_connection: {host: h}\n"
@@ -94,6 +96,28 @@ def test_python_is_told_every_problem_at_once() -> None:
 def test_a_journal_that_spark_would_misread_is_refused(tmp_path: Path, location: str) -> None:
     error = refusal(tmp_path, MINIMAL + f"journal: {{location: '{location}'}}\n")
     assert "journal.location" in error.message
+
+
+@pytest.mark.parametrize("journal", [{}, {"location": "./j"}, {"location": "file://j"}])
+def test_a_relative_journal_stays_where_the_configuration_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = PipelineConfig.model_validate(
+        {"id": "x", "publication_name": "p", "pg_connection": {}}
+        | ({"journal": journal} if journal else {})
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert made.journal_path == tmp_path / ("j" if journal else "penstock-journal")
+    assert made.model_copy(update={"id": "y"}).journal_path == made.journal_path
+    handed_over = PipelineConfig.model_validate_json(json.dumps(revealed(made)))
+    assert handed_over.journal_path == made.journal_path
+
+
+def test_a_journal_in_the_home_of_nobody_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, MINIMAL + "journal: {location: ~penstock-nobody/x}\n")
+    assert "journal.location: this leads to no directory" in error.message
 
 
 def test_one_table_may_not_hold_the_whole_journal(tmp_path: Path) -> None:

@@ -188,9 +188,10 @@ class BackpressureConfig(_Model):
 
 
 class JournalConfig(_Model):
-    """Where the journal is and how much it may hold."""
+    """Where the journal is and how much it may hold. `location` is absolute from the start: a
+    later chdir must not part the pipeline from its receiver."""
 
-    location: str = "./penstock-journal"
+    location: str = Field("./penstock-journal", validate_default=True)
     max_bytes: int = Field(16 * GIB, gt=0)
     max_table_bytes: int = Field(4 * GIB, gt=0)
     retention_hours: float = Field(0, ge=0)
@@ -211,11 +212,15 @@ class JournalConfig(_Model):
     def _local_directory(cls, location: str) -> str:
         if "://" in location and not location.startswith("file://"):
             raise ValueError("object-store journals are not supported yet; give a directory")
+        try:
+            location = str(Path(location.removeprefix("file://")).expanduser().resolve())
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"this leads to no directory: {error}") from None
         odd = sorted(set("*?[]{}") & set(location))
         if odd:
             # Spark takes them for patterns, and would read files more than once.
             raise ValueError(f"a journal's path cannot have {' '.join(odd)} in it")
-        return location.removeprefix("file://")
+        return location
 
 
 class TableSyncCopy(_Model):
@@ -258,7 +263,7 @@ class PipelineConfig(_Model):
     publication_name: str
     pg_connection: PgConnection
     batch: BatchConfig = BatchConfig()
-    journal: JournalConfig = JournalConfig()
+    journal: JournalConfig = Field(default_factory=JournalConfig)
     table_error_retry_delay_ms: int = Field(1000, gt=0)
     table_error_retry_max_delay_ms: int = Field(60_000, gt=0)
     table_error_retry_max_attempts: int = Field(8, gt=0)
@@ -280,7 +285,7 @@ class PipelineConfig(_Model):
 
     @property
     def journal_path(self) -> Path:
-        return Path(self.journal.location).expanduser().resolve()
+        return Path(self.journal.location)
 
 
 class StoreConfig(_Model):

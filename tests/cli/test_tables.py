@@ -128,7 +128,7 @@ def test_nothing_is_asked_for_beside_a_journal_that_is_not_the_pipelines(
     assert len(outcome.errors) == len(outcome.hints) == 1
     assert problem in outcome.errors[0]
     assert str(elsewhere / "penstock-journal") in outcome.errors[0]
-    assert "journal.location is ./penstock-journal" in outcome.hints[0]
+    assert "a relative journal.location" in outcome.hints[0]
     assert Requests(elsewhere / "penstock-journal").pending() == []
 
 

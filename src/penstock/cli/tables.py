@@ -61,8 +61,8 @@ def _require_own_journal(config: FileConfig, status: PipelineStatus) -> None:
     raise PenstockError(
         ErrorKind.CONFIG,
         problem,
-        hint=f"journal.location is {config.journal.location}: a relative one starts at the"
-        " directory that penstock is run in, so go to where the pipeline runs",
+        hint="a relative journal.location, as ./penstock-journal is, starts at the directory that"
+        " penstock is run in, so go to where the pipeline runs",
     )
 
 

@@ -314,7 +314,7 @@ def revealed(config: PipelineConfig) -> dict[str, Any]:
     # Only what was set: a default of ours that is given counts for more than the URI.
     given = config.model_dump(include=set(PipelineConfig.model_fields), exclude_unset=True)
     plain: dict[str, Any] = _reveal(given)
-    # The child resolves nothing against a working directory or a home of its own.
+    # Also where it was not set: the child resolves nothing against a directory of its own.
     plain.setdefault("journal", {})["location"] = str(config.journal_path)
     return plain
 
