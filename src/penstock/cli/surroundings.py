@@ -8,6 +8,7 @@ can be made.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from penstock.config import FileConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.files import UNFIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def require_receiver_surroundings(config: FileConfig) -> None:
 
 def require_writable(path: Path, what: str, setting: str) -> None:
     """Raise unless files can be made in the directory `path`, or in it once it is made."""
-    kind = ErrorKind.JOURNAL if what.startswith("journal") else ErrorKind.DESTINATION_REJECTED
+    is_journal = what.startswith("journal")
+    kind = ErrorKind.JOURNAL if is_journal else ErrorKind.DESTINATION_REJECTED
     existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not existing.is_dir():
         raise PenstockError(
@@ -69,13 +72,30 @@ def require_writable(path: Path, what: str, setting: str) -> None:
     try:
         # Asking for permissions is not enough: root has them all, also on a
         # read-only or full disk.
-        with tempfile.TemporaryDirectory(prefix=".penstock-", dir=existing):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".penstock-", dir=existing) as trial:
+            if is_journal:
+                _require_links_and_locks(Path(trial), path)
     except OSError as error:
         raise PenstockError(
             kind,
             f"the {what} {path} cannot be written: {error.strerror or error}",
             hint=f"make {existing} writable for this user, or set {setting} to another directory",
+        ) from error
+
+
+def _require_links_and_locks(trial: Path, journal: Path) -> None:
+    file = trial / "file"
+    file.touch()
+    try:
+        os.link(file, trial / "link")
+        with file.open("r+") as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise PenstockError(
+            ErrorKind.JOURNAL,
+            f"the disk of the journal directory {journal} has no hard links or locks:"
+            f" {error.strerror or error}",
+            hint=UNFIT,
         ) from error
 
 

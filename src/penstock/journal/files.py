@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,18 +11,41 @@ from pathlib import Path
 
 from penstock.errors import ErrorKind, PenstockError
 
+UNFIT = (
+    "a journal wants a file system where this user may create, hard-link and lock files; SMB, exFAT"
+    " and some FUSE mounts allow no links or locks. Mend it, or set journal.location to another"
+)
+_PASSING = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        # A volume that is mounted over the network, and away for a moment.
+        *(errno.ENOENT, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
+)
+
+
+def disk_trouble(error: OSError) -> ErrorKind:
+    """Whether waiting can help where a disk refuses to be written, or somebody has to mend it."""
+    return ErrorKind.JOURNAL_DISK if error.errno in _PASSING else ErrorKind.JOURNAL
+
 
 @contextmanager
 def writing(root: Path) -> Iterator[None]:
-    """Turn what the disk refuses inside into an error that waits for room."""
+    """Turn what the disk refuses inside into an error, which waits for room where that helps."""
     try:
         yield
     except OSError as error:
+        kind = disk_trouble(error)
+        wait = (
+            "make room on its disk, mount it again, or move it (journal.location);"
+            " journal.max_bytes limits what it may take. It is tried again, and Postgres keeps"
+            " what is not in it"
+        )
         raise PenstockError(
-            ErrorKind.JOURNAL_DISK,
+            kind,
             f"the journal {root} cannot be written: {error.strerror or error}",
-            hint="make room on its disk, or move it (journal.location); journal.max_bytes limits"
-            " what it may take. It is tried again, and Postgres keeps what is not in it",
+            hint=wait if kind.retryable else UNFIT,
         ) from error
 
 

@@ -16,7 +16,9 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.journal.files import UNFIT
 
+_NAME = "receiver.lock"
 _PATIENCE_S = 15.0
 
 
@@ -31,7 +33,7 @@ class ReceiverLock:
     def __enter__(self) -> Self:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._root / "receiver.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = os.open(self._root / _NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise PenstockError(
                 ErrorKind.JOURNAL,
@@ -65,4 +67,11 @@ class ReceiverLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            os.close(self._descriptor)
+            raise PenstockError(
+                ErrorKind.JOURNAL,
+                f"cannot lock {self._root / _NAME}: {error.strerror or error}",
+                hint=UNFIT,
+            ) from error
         return True

@@ -21,7 +21,6 @@ further job, in the same snapshot.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
-from penstock.journal.files import sync
+from penstock.journal.files import disk_trouble, sync
 from penstock.postgres.copy import (
     CtidRange,
     OnUnrepresentable,
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _COUNTER = struct.Struct("<q")
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +237,7 @@ def _staging(table: TableName, directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PenstockError(
-            ErrorKind.JOURNAL_DISK if error.errno in _PASSING else ErrorKind.JOURNAL,
+            disk_trouble(error),
             f"cannot write copied rows to {directory}: {error.strerror or error}",
             hint="make the directory writable, with room for the table, from every executor",
             table=table,
