@@ -15,19 +15,22 @@ UNFIT = (
     "a journal wants a file system where this user may create, hard-link and lock files; SMB, exFAT"
     " and some FUSE mounts allow no links or locks. Mend it, or set journal.location to another"
 )
-_PASSING = frozenset(
+_STAYS = frozenset(
     {
-        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-        # A volume that is mounted over the network, and away for a moment.
-        *(errno.ENOENT, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.EPERM, errno.EACCES, errno.EROFS),
+        *(errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        *(errno.ENAMETOOLONG, errno.EINVAL),
     }
 )
 
 
 def disk_trouble(error: OSError) -> ErrorKind:
-    """Whether waiting can help where a disk refuses to be written, or somebody has to mend it."""
-    return ErrorKind.JOURNAL_DISK if error.errno in _PASSING else ErrorKind.JOURNAL
+    """Whether waiting can help where a disk refuses to be written, or somebody has to mend it.
+
+    What is not known is waited for: a disk is full, or away, in many ways, and Postgres keeps
+    what we cannot write.
+    """
+    return ErrorKind.JOURNAL if error.errno in _STAYS else ErrorKind.JOURNAL_DISK
 
 
 @contextmanager
