@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.schema import TableSchema
 from penstock.spark import extract as extraction
 from penstock.spark.extract import Extracted, extract
 from penstock.spark.row_files import RowFileWriter
+from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 
 WIDE = """
@@ -280,6 +282,60 @@ def test_a_copy_that_is_to_stop_ends_soon_and_leaves_nothing(
         copy(stop=stop)
     assert caught.value.kind.retryable
     assert left_in(tmp_path / "rows") == []
+
+
+def waiting(session: Session, event: str) -> int:
+    """How many of the tasks' sessions wait for something in Postgres."""
+    query = """
+        SELECT FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'penstock_copy' AND wait_event = %s
+    """
+    return len(session.execute(query, [event]).fetchall())
+
+
+def test_a_copy_whose_row_filter_lets_nothing_through_can_be_stopped(
+    copy: Callable[..., Extracted], source: Session, tmp_path: Path
+) -> None:
+    source.execute("CREATE TABLE public.t AS SELECT i FROM generate_series(1, 1000) i")
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        copied = thread.submit(copy, row_filter="pg_sleep(0.1) IS NULL", stop=stop)
+        wait_for(lambda: waiting(source, "PgSleep"))
+        stop.set()
+        wait_for(copied.done, "it is scanned to its end", limit=30)
+        with pytest.raises(PenstockError, match="stopped before its end"):
+            copied.result()
+    assert waiting(source, "PgSleep") == 0
+    assert left_in(tmp_path / "rows") == []
+
+
+def test_a_task_that_waits_for_a_lock_does_not_keep_back_what_another_found(
+    spark: SparkSession, connection: PgConnection, source: Session, tmp_path: Path
+) -> None:
+    source.execute("""
+        CREATE TABLE public.t (id int PRIMARY KEY, d date) PARTITION BY LIST (id);
+        CREATE TABLE public.p1 PARTITION OF public.t FOR VALUES IN (1);
+        CREATE TABLE public.p2 PARTITION OF public.t FOR VALUES IN (2);
+        INSERT INTO public.t VALUES (1, '2020-01-01'), (2, 'infinity')
+    """)
+    table = schema_of(source)
+    ranges = plan_ranges([("public.p1", 1), ("public.p2", 1)], 2)
+    with (
+        connect(connection, "other", autocommit=False) as other,
+        ExportedSnapshot(connection) as snapshot,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        other.execute("LOCK TABLE public.p1 IN ACCESS EXCLUSIVE MODE")
+        copied = thread.submit(
+            extract, spark, connection, table, ranges, snapshot.id, tmp_path / "rows"
+        )
+        try:
+            wait_for(copied.done, "the copy waits for the lock", limit=30)
+        finally:
+            other.rollback()
+        with pytest.raises(PenstockError) as caught:
+            copied.result()
+    assert caught.value.kind is ErrorKind.DATA_UNREPRESENTABLE
 
 
 def test_a_snapshot_that_is_gone_is_told(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from psycopg import pq
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.postgres import libpq, values
+from penstock.postgres.cancellation import cancel
 from penstock.postgres.connection import Session, connect, take_text_as_it_is, translate, translated
 from penstock.postgres.copy_text import split
 from penstock.postgres.types import arrow_type
@@ -40,7 +41,6 @@ OnUnrepresentable = Literal["error", "null"]
 _BUFFER_BYTES = 4 * MIB
 _BUFFER_ROWS = 1 << 16
 _MIN_RANGE_BLOCKS = 128
-_CANCEL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,7 @@ def _received(session: Session, buffer_bytes: int) -> Generator[libpq.CopyBuffer
             # Nobody wants the rest. The thread may wait for rows that are long
             # in coming, so the server is asked to end the COPY before we close.
             if not receiving.done():
-                with suppress(psycopg.Error):
-                    session.cancel_safe(timeout=_CANCEL_SECONDS)
+                cancel(session)
             thread.shutdown()
             session.close()
             raise

@@ -13,7 +13,8 @@ Spark's own means do late or not at all:
 - files grow there, so that under its final name a file is whole;
 - tasks count their rows there, so that progress shows before a task ends;
 - a task that fails, and a driver that wants to stop, leave a note there, at
-  which every task ends after the batch it is at.
+  which every task ends after the batch it is at. One that waits for Postgres, for a
+  lock or for a row that the filter lets through, has its COPY cancelled.
 
 A range that was claimed by a task whose report never came is read again by a
 further job, in the same snapshot.
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING, Self
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.files import disk_trouble, sync
+from penstock.postgres.cancellation import cancelled_when
 from penstock.postgres.copy import (
     CtidRange,
     OnUnrepresentable,
@@ -345,6 +347,8 @@ class _Work:
             with _staging(self.table.name, self.directory):
                 return self._read_ranges(self._in_order(task, tasks))
         except PenstockError as error:
+            if self.control.stopped:  # cancelled, most likely: whoever left the note knows why
+                return _Report(stopped=True)
             self.control.stop()
             return _Report(failure=_Failure(str(error.kind), error.message, error.hint))
 
@@ -376,6 +380,7 @@ class _Work:
         with (
             (self.control.path / f"count-{attempt}").open("wb", buffering=0) as counter,
             snapshot_session(self.connection, self.snapshot_id) as session,
+            cancelled_when(lambda: self.control.stopped, session),
         ):
             for number in numbers:
                 if number != first and not self.control.claim(number):
