@@ -17,8 +17,9 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.departed import has_departed, note_departure
 from penstock.pipeline.failures import failure_of, passes, retry_delay
 from penstock.pipeline.rates import Meter
+from penstock.postgres.cancellation import cancelled_when
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
 from penstock.postgres.copy import plan_ranges
@@ -177,8 +179,7 @@ class Copier:
     def _wait_for_writers(self, settled: Terms | None = None) -> Terms:
         """The terms of now, when nobody writes who began to before this. On `settled` ones, who
         did has been waited for."""
-        session = connect(self._context.config.pg_connection, f"{self._context.config.id}_copy")
-        try:
+        with self._session_of_now() as session:
             published = self._published(session)
             if published.partitioned:
                 # Not within the snapshot: it would keep the partitions locked, and somebody
@@ -197,8 +198,6 @@ class Copier:
                     log_at = time.monotonic() + _WRITERS_LOG
                 self._pause(_WRITERS_POLL)
             return terms
-        finally:
-            session.close()
 
     def _pause(self, seconds: float) -> None:
         if self._context.stopping.wait(seconds):
@@ -223,7 +222,11 @@ class Copier:
         copy_id = f"{self._table.id}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(3)}"
         directory = self._context.journal.copies_directory / copy_id
         directory.mkdir(parents=True)
-        with ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot:
+        with (
+            ExportedSnapshot(config.pg_connection, f"{config.id}_snapshot") as snapshot,
+            # Sizes, and what the publication says, wait for who has locked the table.
+            cancelled_when(self._context.stopping.is_set, snapshot.connection),
+        ):
             failpoint("snapshot_taken")
             barrier = end_of_record(snapshot.connection, snapshot.barrier)
             published = self._published(snapshot.connection)
@@ -253,8 +256,18 @@ class Copier:
         )
 
     def _fingerprint(self) -> str | None:
-        with connect(self._context.config.pg_connection, f"{self._context.config.id}_copy") as now:
-            return fingerprint(now, self._table)
+        with self._session_of_now() as session:
+            return fingerprint(session, self._table)
+
+    @contextmanager
+    def _session_of_now(self) -> Iterator[Session]:
+        """Outside the snapshot, and not for longer than the pipeline runs."""
+        config = self._context.config
+        with (
+            closing(connect(config.pg_connection, f"{config.id}_copy")) as session,
+            cancelled_when(self._context.stopping.is_set, session),
+        ):
+            yield session
 
     def _wait_for_durability(self, session: Session, barrier: Lsn) -> None:
         """Until the source itself cannot lose what the snapshot saw.
