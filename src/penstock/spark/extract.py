@@ -23,14 +23,12 @@ further job, in the same snapshot.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -47,13 +45,13 @@ from penstock.postgres.copy import (
     snapshot_session,
 )
 from penstock.schema import TableName, TableSchema
+from penstock.spark.control_directory import ControlDirectory
 from penstock.spark.row_files import RowFile, RowFileWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.1
-_COUNTER = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def extract(
     """
     directory = Path(directory).absolute()
     copy_id = uuid.uuid4().hex
-    control = _Control(directory / f".extract-{copy_id}")
+    control = ControlDirectory(directory / f".extract-{copy_id}")
     work = _Work(
         connection,
         table,
@@ -202,7 +200,7 @@ def _cores(session: SparkSession) -> int:
 
 @contextmanager
 def _watched(
-    control: _Control, progress: Callable[[int], None] | None, stop: threading.Event | None
+    control: ControlDirectory, progress: Callable[[int], None] | None, stop: threading.Event | None
 ) -> Iterator[None]:
     """Look after the tasks from a thread for as long as the block lasts."""
     if progress is None and stop is None:
@@ -289,41 +287,6 @@ class _Report:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Control:
-    """The directory through which the tasks of one copy and its driver speak."""
-
-    path: Path
-
-    def claim(self, number: int) -> bool:
-        """Take a range, unless somebody has it."""
-        try:
-            os.close(os.open(self.path / f"claim-{number}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    def forget_claims(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            (self.path / f"claim-{number}").unlink(missing_ok=True)
-
-    def stop(self) -> None:
-        with suppress(FileNotFoundError):  # the driver has given up, and cleaned up
-            (self.path / "stop").touch()
-
-    @property
-    def stopped(self) -> bool:
-        return (self.path / "stop").exists()
-
-    def counted(self) -> int:
-        """The rows that all tasks have read so far."""
-        total = 0
-        for path in self.path.glob("count-*"):
-            data = path.read_bytes()
-            total += _COUNTER.unpack(data)[0] if len(data) == _COUNTER.size else 0
-        return total
-
-
 @dataclass(frozen=True)
 class _Work:
     """All that a task needs to know. `numbers` are the ranges that this job is to read."""
@@ -335,7 +298,7 @@ class _Work:
     snapshot_id: str
     directory: Path
     copy_id: str
-    control: _Control
+    control: ControlDirectory
     on_unrepresentable: OnUnrepresentable
     row_filter: str | None
     compression: str
@@ -378,7 +341,7 @@ class _Work:
         rows = nulled = 0
         done: list[int] = []
         with (
-            (self.control.path / f"count-{attempt}").open("wb", buffering=0) as counter,
+            self.control.counter(attempt) as count,
             snapshot_session(self.connection, self.snapshot_id) as session,
             cancelled_when(lambda: self.control.stopped, session),
         ):
@@ -395,7 +358,7 @@ class _Work:
                     writer.write(copied.batch)
                     rows += copied.batch.num_rows
                     nulled += copied.nulled
-                    os.pwrite(counter.fileno(), _COUNTER.pack(rows), 0)
+                    count(rows)
                     if self.control.stopped:
                         return _Report(stopped=True)
                 done.append(number)
