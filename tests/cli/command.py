@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import termios
@@ -128,19 +129,28 @@ class Running:
     def stderr(self) -> str:
         return "".join(self._said)
 
-    def survivors(self) -> list[str]:
+    def _family(self) -> Iterator[psutil.Process]:
         """Processes that inherited its environment and are still there."""
-        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE and self._mark in process.environ():
-                    found.append(" ".join(process.cmdline())[:100])
+                    yield process
+
+    def survivors(self) -> list[str]:
+        """What is left of it and of all that it started."""
+        found = []
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(process.cmdline())[:100])
         return found
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal it and all that it started, as service managers do."""
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
 
     def end(self) -> None:
         """Whatever happened to the test, leave nothing behind."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if self._mark in process.environ():
-                    process.kill()
+        self.signal_all(signal.SIGKILL)
         self.process.wait()

@@ -63,7 +63,7 @@ def test_a_pipeline_is_run_looked_at_and_stopped(
     assert seen["running"] is True
     assert [table["state"] for table in seen["tables"]] == ["ready", "ready"]
 
-    running.process.send_signal(signal.SIGTERM)
+    running.signal_all(signal.SIGTERM)
     assert running.wait() == 0, running.stderr
     assert running.survivors() == []
     assert "Traceback" not in running.stderr

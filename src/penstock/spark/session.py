@@ -304,7 +304,19 @@ def _launch(conf: SparkConf) -> None:
     except PySparkRuntimeError:
         raise _start_failure(stderr.last_words()) from None
     stderr.release()
+    _leave_stopping_to_us(gateway)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _leave_stopping_to_us(gateway: Any) -> None:
+    """Have the JVM ignore SIGTERM, as pyspark has it ignore SIGINT.
+
+    Service managers, and `timeout`, send it to every process of a command: the JVM ended at
+    once, and with it the writes that were to finish. It ends with us in any case, when its
+    standard input does.
+    """
+    signals = gateway.jvm.sun.misc
+    signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
 def _start_failure(output: list[str]) -> PenstockError:
