@@ -82,7 +82,7 @@ def test_python_is_told_what_a_file_is(model: type[FileConfig]) -> None:
 def test_python_is_told_every_problem_at_once() -> None:
     message = refused(PipelineConfig, id="A", max_aply_workers=2, journal={"max_byte": 1})
     for problem in (
-        "id: ",
+        "id: it becomes a part of the slot's name: 1 to 54 lower-case letters, digits and _",
         "publication_name is missing",
         "unknown key max_aply_workers: did you mean max_apply_workers?",
         "unknown key journal.max_byte: did you mean max_bytes?",

@@ -56,6 +56,14 @@ def _with_schema(table: str) -> str:
     return table
 
 
+def _slot_suffix(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_]{1,54}", text):
+        raise ValueError(
+            "it becomes a part of the slot's name: 1 to 54 lower-case letters, digits and _"
+        )
+    return text
+
+
 _SecretText = Annotated[
     SecretStr, AfterValidator(_secret), PlainSerializer(str, return_type=str, when_used="json")
 ]
@@ -259,7 +267,7 @@ class TableSyncCopy(_Model):
 class PipelineConfig(_Model):
     """One pipeline: a publication, a slot, a journal."""
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,54}$")]
+    id: Annotated[str, AfterValidator(_slot_suffix)]
     publication_name: str
     pg_connection: PgConnection
     batch: BatchConfig = BatchConfig()

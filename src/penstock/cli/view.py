@@ -157,7 +157,8 @@ class LogView(View):
             "progress",
             extra={
                 "tables": len(tables),
-                "ready": _ready(tables),
+                "ready": _in_state(tables, "ready"),
+                "set_aside": _in_state(tables, "errored"),
                 "rows_copied": copied,
                 "changes_applied": applied,
                 "changes_per_second": _total(tables, "changes_per_second"),
@@ -202,7 +203,7 @@ def summary_of(tables: Sequence[Status]) -> str:
     """All tables in one line."""
     lag = max((table["lag_seconds"] for table in tables), default=0.0)
     return (
-        f"{_ready(tables)} of {len(tables)} tables ready,"
+        f"{_in_state(tables, 'ready')} of {len(tables)} tables ready,"
         f" {_total(tables, 'rows_copied'):,} rows copied,"
         f" {_total(tables, 'changes_applied'):,} changes applied"
         f" ({_total(tables, 'changes_per_second'):,.0f}/s), lag {lag:.1f} s"
@@ -235,8 +236,8 @@ def _caption(status: Status) -> str:
     )
 
 
-def _ready(tables: Sequence[Status]) -> int:
-    return sum(table["state"] == "ready" for table in tables)
+def _in_state(tables: Sequence[Status], state: str) -> int:
+    return sum(table["state"] == state for table in tables)
 
 
 def _total(tables: Sequence[Status], name: str) -> Any:

@@ -238,8 +238,9 @@ class ReceiverProcess:
             )
         elif name in _EVENT_STATES:
             self._streamed |= name == "streaming"
-            logger.info("receiver %s", name, extra={"reason": event.get("reason")})
-            self._note(state=_EVENT_STATES[name], reason=event.get("reason"))
+            reason = event.get("reason")
+            logger.info("receiver %s", name, extra={"reason": reason} if reason else None)
+            self._note(state=_EVENT_STATES[name], reason=reason)
 
     def _verdict(self, death: _Death, fruitless: int) -> PenstockError | None:
         """The error that ends the pipeline, if this death does."""

@@ -30,7 +30,7 @@ from penstock.pipeline.standing import forget_terms
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import TableId
-from penstock.states import Init
+from penstock.states import Errored, Init
 
 logger = logging.getLogger("penstock.pipeline.scheduler")
 
@@ -141,6 +141,10 @@ class Scheduler:
             state = Init()
             store.update_table_state(table_id, state)
             logger.info("table found", extra={"table": str(entry.schema.name)})
+        if isinstance(state, Errored):
+            retry = state.retry_policy.kind
+            told = {"table": str(entry.schema.name), "retry": retry, "why": "see penstock status"}
+            logger.warning("table is set aside", extra=told)
         self._tables[table_id] = table = PipelineTable(self._context, entry, state, self.wake)
         table.see(entry, membership)  # it may have changed while no pipeline ran
 

@@ -112,10 +112,10 @@ def announcement_findings(session: Session) -> Iterator[Finding]:
         return
     yield warning(
         "event triggers",
-        f"are {state.value}: a renamed column is taken for one dropped and one added, values"
-        " that ALTER TABLE ... USING computes go unnoticed where the type stays, and a changed"
-        " table is copied again where it could be followed",
-        "-- run `penstock setup CONFIG` as a superuser, or have one run what it prints",
+        f"are {state.value}: a renamed column is taken for one dropped and one added, and a"
+        " changed table is copied again where it could be followed",
+        "-- run `penstock setup CONFIG` as a superuser, or have one run what"
+        " `penstock setup CONFIG --print` prints",
     )
 
 
