@@ -66,6 +66,8 @@ def test_a_pipeline_is_run_looked_at_and_stopped(
     running.signal_all(signal.SIGTERM)
     assert running.wait() == 0, running.stderr
     assert running.survivors() == []
+    top = {name for name in penstock.files() if "/" not in name}
+    assert top == {"journal", "lake", "store.db"}, "nothing that nobody asked for"
     assert "Traceback" not in running.stderr
     logged = [json.loads(line) for line in running.stderr.splitlines() if line != FAREWELL]
     assert {"table is ready", "stopped"} <= {entry["message"] for entry in logged}

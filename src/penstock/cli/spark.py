@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.cli.signals import end_children
@@ -22,14 +23,17 @@ def spark_session(
     """
     from penstock.spark.session import build_session, stop_session
 
-    session = build_session(name, master=master, config=config)
-    try:
-        yield session
-    finally:
+    # Spark makes a directory for tables of its catalog, which we have none of, where we are.
+    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as warehouse:
+        settings = {"spark.sql.warehouse.dir": warehouse, **(config or {})}
+        session = build_session(name, master=master, config=settings)
         try:
-            stop_session(session)
+            yield session
         finally:
-            _leave_jvm()
+            try:
+                stop_session(session)
+            finally:
+                _leave_jvm()
 
 
 def _leave_jvm() -> None:
