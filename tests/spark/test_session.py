@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def test_every_default_can_be_overridden(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.sparkContext.master == "local[2]"
     assert spark.sparkContext.appName == "penstock-tests"
+
+
+def test_a_file_system_s_package_is_not_among_what_is_left_out() -> None:
+    left_out = default_settings("local")["spark.jars.excludes"].split(",")
+    for package, wanted in (("hadoop-aws", True), ("hadoop-client-runtime", False)):
+        name = f"org.apache.hadoop:{package}"
+        assert any(fnmatch.fnmatch(name, each) for each in left_out) is not wanted
 
 
 def test_shuffles_are_as_wide_as_the_machine() -> None:

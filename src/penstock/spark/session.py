@@ -51,7 +51,7 @@ _BROUGHT_BY_SPARK = (
     "io.airlift:*",
     "io.unitycatalog:*",
     "javax.annotation:*",
-    "org.apache.hadoop:*",
+    "org.apache.hadoop:hadoop-client-runtime",  # and not hadoop-aws, which users add
     "org.apache.logging.log4j:*",
     "org.apache.parquet:*",
     "org.locationtech.jts:*",
