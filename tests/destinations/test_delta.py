@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.destinations import DeltaDestination
@@ -29,6 +30,7 @@ from penstock.schema import (
     ValueKind,
     ValueType,
 )
+from penstock.stores.memory import MemoryStore
 from penstock.testing.destination_contract import DestinationContract
 from penstock.testing.sample_tables import EXTREME, LINES, NOTES, TYPES, TYPICAL, line, note
 from penstock.testing.segments import Change, delete, insert, joined, update
@@ -364,6 +366,26 @@ def test_an_unwritable_root_is_one_clear_error(tmp_path: Path) -> None:
         destination.startup(None)  # type: ignore[arg-type]
     assert refused.value.kind is ErrorKind.DESTINATION_REJECTED
     assert refused.value.hint
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/lake", "s3a://bucket/lake"])
+def test_a_root_that_spark_has_no_file_system_for_is_one_clear_error(
+    spark: SparkSession, root: str
+) -> None:
+    context = DestinationContext("shop", spark, MemoryStore())
+    with pytest.raises(PenstockError, match=f"no file system for {root}: ") as refused:
+        DeltaDestination(root).startup(context)
+    assert refused.value.kind is ErrorKind.DESTINATION_REJECTED
+    for remedy in ("spark.jars.packages: io.delta:", "hadoop-aws", "s3a://", "access.key"):
+        assert remedy in (refused.value.hint or "")
+
+
+def test_a_root_that_cannot_be_reached_for_now_keeps_nothing_from_starting(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = DestinationContext("shop", spark, MemoryStore())
+    DeltaDestination("hdfs://localhost:1/lake").startup(context)
+    assert "cannot be reached yet" in caplog.text
 
 
 def test_what_is_not_there_yet_is_refused() -> None:

@@ -24,7 +24,7 @@ from penstock.destinations.delta import history, location, statements
 from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
 from penstock.destinations.delta.durability import Durability
-from penstock.destinations.delta.failures import explained, is_conflict
+from penstock.destinations.delta.failures import explained, is_conflict, reaching
 from penstock.destinations.delta.first_commit import has_local_times, write_first_commit
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
@@ -112,6 +112,9 @@ class DeltaDestination(Destination):
     def startup(self, context: DestinationContext) -> None:
         location.require_writable(self.root)
         self._started = context
+        if location.local(self.root) is None:
+            with reaching(self.root):
+                self._exists(self.root)
 
     @property
     def _context(self) -> DestinationContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,16 @@ from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
 from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
+from penstock.spark.session import DELTA_PACKAGE
+
+logger = logging.getLogger("penstock.destinations.delta")
+
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class \S*FileSystem not found")
+_FILE_SYSTEM_HINT = (
+    "give Spark its package and credentials: for s3a:// (and not s3://),"
+    f" spark.jars.packages: {DELTA_PACKAGE},org.apache.hadoop:hadoop-aws:3.4.2,"
+    " spark.hadoop.fs.s3a.access.key and spark.hadoop.fs.s3a.secret.key"
+)
 
 _DENIED = re.compile(
     r"Permission denied|AccessDenied|Read-only file system|Mkdirs failed"
@@ -47,8 +58,21 @@ def explained(table: TableName, path: str, position: Lsn | None = None) -> Itera
         raise explain(error, table, path, position) from error
 
 
+@contextmanager
+def reaching(root: str) -> Iterator[None]:
+    """Turn what is wrong with a root's storage, as long as nobody mends it, into an error."""
+    try:
+        yield
+    except Exception as error:
+        told = explain(error, None, root)
+        if not told.kind.retryable:
+            raise told from error
+        # It may pass. The tables will be tried again, and the source need not wait for it.
+        logger.warning("the destination cannot be reached yet", extra={"reason": told.message})
+
+
 def explain(
-    error: Exception, table: TableName, path: str, position: Lsn | None = None
+    error: Exception, table: TableName | None, path: str, position: Lsn | None = None
 ) -> PenstockError:
     kind, message, hint = _judge(error, path)
     return PenstockError(kind, message, hint=hint, table=table, position=position)
@@ -86,6 +110,12 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
             ErrorKind.DESTINATION_TIMEOUT,
             f"somebody else kept changing {path} while a batch was written: {cause}",
             "leave the table to Penstock, or change it while the pipeline is stopped",
+        )
+    if _NO_FILE_SYSTEM.search(text):
+        return (
+            ErrorKind.DESTINATION_REJECTED,
+            f"Spark has no file system for {path}: {cause}",
+            _FILE_SYSTEM_HINT,
         )
     if _DENIED.search(text):
         return (
