@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,6 +129,20 @@ class TestDeltaDestination(DestinationContract):
             notes.copy([note(1)])
         assert refused.value.kind is ErrorKind.DESTINATION_REJECTED
         assert theirs.read_bytes() == b"precious"
+
+    @pytest.mark.parametrize("name", [".", ".."])
+    def test_a_file_where_a_table_s_directory_goes_is_to_be_moved_away(
+        self, stage: MakeStage, name: str
+    ) -> None:
+        notes = stage(NOTES)
+        place = Path(os.path.normpath(self.path(notes) / name))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("theirs")
+        with pytest.raises(PenstockError, match="is not a directory") as refused:
+            notes.copy([note(1)])
+        assert refused.value.kind is ErrorKind.DESTINATION_REJECTED
+        assert f"move {place} away" in (refused.value.hint or "")
+        assert place.read_text() == "theirs"
 
     def test_a_second_copy_is_one_commit(self, notes: Stage) -> None:
         before = self.history(notes)[0]["version"]

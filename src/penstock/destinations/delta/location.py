@@ -83,6 +83,14 @@ def has_commits(directory: Path) -> bool:
 
 def clear_litter(directory: Path, table: TableName, pipeline_id: str) -> None:
     """Remove what an interrupted copy left; refuse to remove anything else."""
+    for place in (directory.parent, directory):
+        if os.path.lexists(place) and not place.is_dir():
+            raise PenstockError(
+                ErrorKind.DESTINATION_REJECTED,
+                f"{place} is not a directory, and {directory} is where the table goes",
+                hint=f"move {place} away, and `penstock retry` the table",
+                table=table,
+            )
     if not directory.exists() or has_commits(directory):
         return
     entries = {entry.name for entry in directory.iterdir()}
