@@ -251,6 +251,15 @@ def test_an_unwritable_lake(
     assert slots(shop) == []
 
 
+@pytest.mark.parametrize("root", ["journal", "./journal/lake"])
+def test_a_lake_in_the_journal(
+    penstock: Penstock, write_config: WriteConfig, shop: Database, root: str
+) -> None:
+    outcome = penstock("run", write_config(shop.dsn, destination={"root": root}))
+    expect_refusal(penstock, outcome, 2, problem="in the journal's", remedy="destination.root")
+    assert slots(shop) == []
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [

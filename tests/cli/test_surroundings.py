@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.surroundings import require_writable
+from penstock.cli.surroundings import _require_lake, require_writable
 from penstock.errors import ErrorKind, PenstockError
 
 
@@ -28,6 +28,11 @@ def test_a_volume_without_links_or_locks_holds_a_lake_and_no_journal(
     assert str(tmp_path / "journal") in caught.value.message
     assert "journal.location" in (caught.value.hint or "")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_may_be_in_the_lake(tmp_path: Path) -> None:
+    _require_lake(tmp_path, tmp_path / ".penstock" / "journal")
+    _require_lake(tmp_path / "journal-lake", tmp_path / "journal")
 
 
 def test_looking_at_a_volume_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def requirements(config: FileConfig) -> Iterator[Requirement]:
         root = Path(config.destination.root.removeprefix("file://")).expanduser().resolve()
         yield Requirement(
             "lake directory",
-            lambda: require_writable(root, "lake directory", "destination.root"),
+            lambda: _require_lake(root, config.journal_path),
         )
     if config.store.type == "sql":
         yield Requirement("store", lambda: _require_store(config.store.url.get_secret_value()))
@@ -81,6 +81,16 @@ def require_writable(path: Path, what: str, setting: str) -> None:
             f"the {what} {path} cannot be written: {error.strerror or error}",
             hint=f"make {existing} writable for this user, or set {setting} to another directory",
         ) from error
+
+
+def _require_lake(root: Path, journal: Path) -> None:
+    if root.is_relative_to(journal.resolve()):
+        raise PenstockError(
+            ErrorKind.CONFIG,
+            f"the lake directory {root} is in the journal's, {journal}, which is Penstock's own",
+            hint="set destination.root or journal.location to another directory",
+        )
+    require_writable(root, "lake directory", "destination.root")
 
 
 def _require_links_and_locks(trial: Path, journal: Path) -> None:
