@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -79,6 +82,27 @@ def test_a_pipeline_is_run_looked_at_and_stopped(
     assert outcome.code == 0
     assert "not running" in outcome.stdout
     assert "public.customers" in outcome.stdout
+
+
+def test_on_a_terminal_ctrl_c_is_answered_above_the_live_table(
+    write_config: WriteConfig, shop: Database, start: Start
+) -> None:
+    terminal, end = pty.openpty()
+    running = start("run", write_config(shop.dsn), terminal=end)
+    os.close(end)
+    seen = b""
+    while b"data_sync" not in seen and b"ready" not in seen:
+        seen += os.read(terminal, 65536)
+    os.write(terminal, b"\x03")
+    with suppress(OSError):  # the other end is closed
+        while read := os.read(terminal, 65536):
+            seen += read
+    assert running.wait() == 0, seen
+    before, after = seen.split(FAREWELL.encode())
+    assert before.endswith(b"\x1b[2K"), "the table is not erased first"
+    assert after.startswith(b"\r\n")
+    assert b"changes applied" in after, "the table is not drawn below"
+    assert running.survivors() == []
 
 
 def test_a_pipeline_that_fails_while_running_says_why_and_exits(

@@ -17,7 +17,7 @@ from penstock.cli.options import Progress
 from penstock.cli.signals import StopRequest
 from penstock.cli.spark import spark_session
 from penstock.cli.surroundings import require_receiver_surroundings, require_surroundings
-from penstock.cli.view import View, view_for
+from penstock.cli.view import LiveView, View, view_for
 from penstock.config import FileConfig, load_config
 from penstock.errors import PenstockError
 from penstock.postgres.preflight import Finding, preflight, report, require
@@ -62,6 +62,8 @@ def run_pipeline(path: Path, progress: Progress) -> ExitCode:
     )
     with session as spark, view_for(progress) as view:
         stop.install()  # Spark has put its own handler in place of ours
+        if isinstance(view, LiveView):
+            stop.say = view.say  # what is written past it breaks the table and is overdrawn
         pipeline = Pipeline(
             config, store=build_store(config), destination=build_destination(config), spark=spark
         )

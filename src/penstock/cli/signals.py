@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import threading
+from collections.abc import Callable
 
 import psutil
 
@@ -19,10 +20,12 @@ from penstock.signals import SignalRelay
 
 class StopRequest:
     """`asked` is set by the first signal. Install it again after starting Spark,
-    which puts a handler of its own in place of ours."""
+    which puts a handler of its own in place of ours. `say` tells whoever asked that it
+    was heard; who draws on the terminal puts a way of its own there."""
 
     def __init__(self, farewell: str) -> None:
         self.asked = threading.Event()
+        self.say: Callable[[str], None] = _say
         self._farewell = farewell
         self.install = SignalRelay(self._act).install
 
@@ -33,7 +36,12 @@ class StopRequest:
             finally:
                 os._exit(128 + number)
         self.asked.set()
-        _say(f"{self._farewell}; once more to stop at once")
+        # Beside us: a terminal that takes nothing must not keep us from the next signal.
+        threading.Thread(target=self._bid_farewell, name="farewell", daemon=True).start()
+
+    def _bid_farewell(self) -> None:
+        with contextlib.suppress(OSError):  # nobody is there any more to read it
+            self.say(f"{self._farewell}; once more to stop at once")
 
 
 def _say(text: str) -> None:
