@@ -11,7 +11,7 @@ from penstock.journal.writer import JournalWriter
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.connection import system_identifier
 from penstock.schema import ColumnSchema, TableId, TableName, TableSchema, ValueKind, ValueType
-from penstock.states import MANUAL, Errored, Ready
+from penstock.states import MANUAL, DataSync, Errored, Ready
 from penstock.stores import SqlStore
 from tests.cli.command import Penstock, WriteConfig
 from tests.conftest import Database
@@ -60,6 +60,53 @@ def test_a_table_is_asked_for(
     assert "public.orders" in outcome.stdout
     assert "at the next start" in outcome.stdout
     assert requests.pending() == [Request(ORDERS, action)]
+
+
+@pytest.fixture
+def uncopied(
+    penstock: Penstock, write_config: WriteConfig, database: Database
+) -> tuple[Path, TableId]:
+    """A pipeline whose one table, `public.customers`, was set aside in its first copy."""
+    with database.connect() as session:
+        session.execute("CREATE TABLE customers (id bigint PRIMARY KEY)")
+        (oid,) = session.execute("SELECT 'customers'::regclass::oid").fetchone() or (0,)
+    own_journal(penstock.directory / "journal", database)
+    store = SqlStore(f"sqlite:///{penstock.directory}/store.db")
+    store.open("shop")
+    store.update_table_state(TableId(oid), Errored("broken", "mend it", MANUAL, DataSync()))
+    store.close()
+    return write_config(database.dsn), TableId(oid)
+
+
+@pytest.mark.parametrize(
+    ("action", "name"), [(Action.RETRY, "public.customers"), (Action.RESYNC, "customers")]
+)
+def test_a_table_has_its_name_before_it_was_ever_copied(
+    penstock: Penstock,
+    uncopied: tuple[Path, TableId],
+    database: Database,
+    action: Action,
+    name: str,
+) -> None:
+    config, table_id = uncopied
+    with database.connect(autocommit=False) as rival:
+        rival.execute("LOCK TABLE customers IN ACCESS EXCLUSIVE MODE")
+        assert "public.customers" in penstock("status", config).stdout
+        (shown,) = penstock("status", config, "--json").json()["tables"]
+        assert (shown["oid"], shown["name"]) == (table_id.oid, "public.customers")
+        outcome = penstock(action, config, name)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout.startswith("public.customers is ")
+    requests = Requests(penstock.directory / "journal")
+    assert requests.pending() == [Request(table_id, action)]
+
+
+def test_a_table_never_copied_goes_by_its_number_while_postgres_is_away(
+    penstock: Penstock, write_config: WriteConfig, uncopied: tuple[Path, TableId]
+) -> None:
+    config = write_config("host=127.0.0.1 port=1 dbname=shop")
+    (shown,) = penstock("status", config, "--json").json()["tables"]
+    assert shown["name"] == f"table {uncopied[1]}"
 
 
 def test_only_what_is_set_aside_is_retried(

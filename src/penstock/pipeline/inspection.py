@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from penstock.config import PipelineConfig
 from penstock.errors import PenstockError
 from penstock.journal.journal import Journal
@@ -17,6 +19,7 @@ from penstock.pipeline.status import (
     shown_state,
     table_lag,
 )
+from penstock.postgres.catalog import table_names
 from penstock.postgres.connection import connect
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.states import StoredState, copy_id_of
@@ -32,10 +35,13 @@ def read_status(config: PipelineConfig, store: PipelineStore) -> PipelineStatus:
     try:
         store.load_table_states()
         store.load_table_schemas()
+        states = store.get_table_states()
         names = _names(store, journal)
+        if source.position is not None:  # it could be reached
+            names |= _names_at_source(config, states.keys() - names.keys())
         tables = [
             _table(journal, store, table_id, state, names, source.position)
-            for table_id, state in store.get_table_states().items()
+            for table_id, state in states.items()
         ]
     finally:
         store.close()
@@ -61,9 +67,21 @@ def _source(config: PipelineConfig) -> SourceStatus:
 
 
 def _names(store: PipelineStore, journal: Journal) -> dict[TableId, str]:
-    """Names of tables: what the store has, or, for one not copied yet, the journal."""
+    """Names of tables: what the store has, or, for one not copied yet, the journal, which has
+    those that were written to."""
     schemas: list[TableSchema] = [*journal.latest_schemas().values(), *store.get_table_schemas()]
     return {schema.id: str(schema.name) for schema in schemas}
+
+
+def _names_at_source(config: PipelineConfig, unnamed: Set[TableId]) -> dict[TableId, str]:
+    """What the source calls tables that nothing of ours has a name of yet, if it tells."""
+    if not unnamed:
+        return {}
+    try:
+        with connect(config.pg_connection, f"{config.id}_status") as session:
+            return {each: str(name) for each, name in table_names(session, unnamed).items()}
+    except PenstockError:
+        return {}
 
 
 def _table(

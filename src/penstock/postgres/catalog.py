@@ -14,7 +14,7 @@ key for a while, and Postgres does not take it for a replica identity either.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -159,6 +159,18 @@ def table_schema(
         return None
     schema = _SchemaReader(session, column_types).schema(entries[0], None)
     return replace(schema, version=version)
+
+
+def table_names(session: Session, ids: Iterable[TableId]) -> dict[TableId, TableName]:
+    """What tables are called now; those that are gone are left out. Waits for nobody's lock."""
+    query = """
+        SELECT c.oid, n.nspname, c.relname
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.oid = ANY(%s::oid[]) AND c.relkind IN ('r', 'p')
+    """
+    with translated("reading the tables' names"):
+        rows = session.execute(query, [[table_id.oid for table_id in ids]]).fetchall()
+    return {TableId(oid): TableName(schema, name) for oid, schema, name in rows}
 
 
 def partition_leaves(session: Session, table: TableSchema) -> list[TableSchema]:
