@@ -14,6 +14,7 @@ from penstock.cli.exits import ExitCode
 from penstock.cli.surroundings import requirements
 from penstock.config import FileConfig, load_config
 from penstock.errors import PenstockError
+from penstock.journal.preflight import journal_findings
 from penstock.postgres.preflight import Finding, Severity, preflight
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
@@ -23,7 +24,8 @@ def examine(path: Path, *, as_json: bool) -> ExitCode:
     """Look at everything, print what was found, and say whether a pipeline could run."""
     config = load_config(path)
     local = list(_local_findings(config))
-    findings = [*[finding for _, finding in local if finding], *preflight(config)]
+    source = preflight(config, also=journal_findings)
+    findings = [*[finding for _, finding in local if finding], *source]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if as_json:
         typer.echo(json.dumps(_as_json(findings), indent=2))

@@ -38,11 +38,11 @@ _FIRST_WORD_S = 3.0
 _NEXT_WORD_S = 30.0
 """When to say that the slot is waited for, and how often after that."""
 
-_ANEW = (
+ANEW = (
     "start the pipeline with invalidated_slot_behavior: recreate, or drop the slot if it is there"
     " and remove the journal; every table is copied again"
 )
-_ANEW_AND_WHY = f"{_ANEW}. `penstock doctor` tells which limits of the server cost the slot"
+_ANEW_AND_WHY = f"{ANEW}. `penstock doctor` tells which limits of the server cost the slot"
 
 
 def prepare_source(
@@ -61,7 +61,10 @@ def prepare_source(
     journal.refresh()
     slot = slot_info(catalog, config.slot_name)
     _require_failover(config, catalog)
-    _claim(config, journal, catalog, slot)
+    require_own(config, journal, catalog, slot)
+    if journal.owner() is None:
+        journal.claim(rightful_owner(config, catalog))
+        failpoint("journal_claimed")
     if not journal.empty:
         journal.settle()
         _continue(config, journal, slot)
@@ -72,6 +75,17 @@ def prepare_source(
     _require_all_its_past(journal, catalog)
     _follow_timeline(journal, stream)
     return True
+
+
+def require_match(
+    config: PipelineConfig, journal: Journal, catalog: Session, slot: SlotInfo | None
+) -> None:
+    """Raise what `prepare_source` would, as far as that is told without changing anything."""
+    require_own(config, journal, catalog, slot)
+    if not journal.empty:
+        _continue(config, journal, slot)
+        if (reached := set_back_to(journal, catalog)) is not None:
+            raise _set_back(journal, reached)
 
 
 def require_primary(catalog: Session) -> None:
@@ -103,6 +117,11 @@ def set_back_to(journal: Journal, session: Session) -> Lsn | None:
     return flushed if flushed < end else None
 
 
+def is_past_lost(journal: Journal, session: Session, slot: SlotInfo | None) -> bool:
+    """Whether changes cannot be had any more: what `invalidated_slot_behavior` is about."""
+    return slot is None or slot.lost or set_back_to(journal, session) is not None
+
+
 def sender_timeout(catalog: Session) -> float:
     """After how many seconds of silence the server hangs up; 0 for never."""
     with translated("reading wal_sender_timeout"):
@@ -117,9 +136,10 @@ def rightful_owner(config: PipelineConfig, catalog: Session) -> JournalOwner:
     return JournalOwner(config.slot_name, system_identifier(catalog), catalog.info.dbname)
 
 
-def _claim(
-    config: PipelineConfig, journal: JournalWriter, catalog: Session, slot: SlotInfo | None
+def require_own(
+    config: PipelineConfig, journal: Journal, catalog: Session, slot: SlotInfo | None
 ) -> None:
+    """Raise unless the journal is this pipeline's, or new together with its slot."""
     wanted, owner = rightful_owner(config, catalog), journal.owner()
     if owner is None:
         if slot is not None:
@@ -130,8 +150,6 @@ def _claim(
                 hint="point journal.location to the journal of this slot, or give up what the slot"
                 f" holds with: SELECT pg_drop_replication_slot('{slot.name}')",
             )
-        journal.claim(wanted)
-        failpoint("journal_claimed")
     elif owner != wanted:
         raise PenstockError(
             ErrorKind.JOURNAL,
@@ -184,13 +202,7 @@ def _require_all_its_past(journal: JournalWriter, catalog: Session) -> None:
     if reached is not None:
         # Whoever starts us again may do so when its WAL has passed the journal's end.
         replace(journal.source_history(), set_back_to=reached).keep(journal.root)
-        raise PenstockError(
-            ErrorKind.SOURCE_SLOT,
-            f"the source was set back: its WAL was at {reached} when the journal {journal.root}"
-            f" had changes up to {journal.end}",
-            hint=_ANEW,
-            position=journal.end,
-        )
+        raise _set_back(journal, reached)
 
 
 class _SlotMaking:
@@ -262,7 +274,7 @@ def _begin(
     return True
 
 
-def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | None) -> None:
+def _continue(config: PipelineConfig, journal: Journal, slot: SlotInfo | None) -> None:
     if slot is None:
         raise PenstockError(
             ErrorKind.SOURCE_SLOT,
@@ -280,6 +292,16 @@ def _continue(config: PipelineConfig, journal: JournalWriter, slot: SlotInfo | N
             " every table is copied again",
             position=journal.end,
         )
+
+
+def _set_back(journal: Journal, reached: Lsn) -> PenstockError:
+    return PenstockError(
+        ErrorKind.SOURCE_SLOT,
+        f"the source was set back: its WAL was at {reached} when the journal {journal.root}"
+        f" had changes up to {journal.end}",
+        hint=ANEW,
+        position=journal.end,
+    )
 
 
 def _lost(slot: SlotInfo) -> PenstockError:

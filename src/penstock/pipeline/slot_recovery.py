@@ -22,7 +22,7 @@ from penstock.config import PipelineConfig
 from penstock.failpoints import failpoint
 from penstock.journal.journal import Journal
 from penstock.journal.lock import ReceiverLock
-from penstock.journal.source import require_primary, rightful_owner, set_back_to
+from penstock.journal.source import is_past_lost, require_primary, rightful_owner
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.slots import drop_slot, slot_info
 from penstock.stores.base import PipelineStore, Worker
@@ -55,7 +55,7 @@ def _recover(
         return True
     intact = slot is not None and not slot.lost
     journal.refresh()  # the receiver's last words
-    if intact and set_back_to(journal, session) is None:
+    if not is_past_lost(journal, session, slot):
         if not journal.empty:  # or it was lost, and may be restored
             _forget_cursors(store, journal)
         return False

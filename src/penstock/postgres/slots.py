@@ -44,6 +44,10 @@ class SlotInfo:
         """Whether nothing can be read from it any more."""
         return self.wal_status == "lost" or self.invalidation_reason is not None
 
+    def foreign_to(self, database: str) -> bool:
+        """Whether it is a physical one, or that of another plugin or database."""
+        return self.plugin != PLUGIN or self.database != database
+
     @property
     def being_made(self) -> bool:
         """Whether the server still looks for the point where it can begin.

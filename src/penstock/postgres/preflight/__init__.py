@@ -12,7 +12,7 @@ Nothing here changes anything on the server.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
@@ -29,6 +29,7 @@ from penstock.postgres.preflight.server import (
     version_findings,
 )
 from penstock.postgres.preflight.slot import free_slot, slot_findings
+from penstock.postgres.slots import SlotInfo
 
 __all__ = ["Finding", "Severity", "preflight", "report", "require"]
 
@@ -37,19 +38,25 @@ logger = logging.getLogger("penstock.preflight")
 LOCK_TIMEOUT = "10s"
 
 
-def preflight(config: PipelineConfig, *, slot_patience: float = 0.0) -> list[Finding]:
+Check = Callable[[Session, PipelineConfig, SlotInfo | None], Iterable[Finding]]
+"""One that is given the pipeline's slot as it is."""
+
+
+def preflight(
+    config: PipelineConfig, *, slot_patience: float = 0.0, also: Check | None = None
+) -> list[Finding]:
     """Everything that is missing or worth knowing, errors first.
 
     A slot in use may be that of a receiver which was killed a moment ago, and
     the server has not noticed yet: `slot_patience` is how many seconds to wait
-    for it before that is a finding.
+    for it before that is a finding. `also` is what a room further out wants looked at.
     """
     found: list[Finding] = []
     try:
         with connect(config.pg_connection, "doctor") as session:
             with translated("preparing the preflight"):
                 session.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
-            for finding in _findings(session, config, slot_patience):
+            for finding in _findings(session, config, slot_patience, also):
                 found.append(finding)  # noqa: PERF402  what is found before a failure counts
     except PenstockError as failure:
         found.append(from_error("connection", failure))
@@ -87,7 +94,9 @@ def report(findings: Sequence[Finding]) -> None:
         logger.warning("%s: %s", finding.subject, finding.problem, extra=remedy)
 
 
-def _findings(session: Session, config: PipelineConfig, slot_patience: float) -> Iterator[Finding]:
+def _findings(
+    session: Session, config: PipelineConfig, slot_patience: float, also: Check | None
+) -> Iterator[Finding]:
     version = list(version_findings(session))
     yield from version
     if _has_errors(version):
@@ -100,6 +109,8 @@ def _findings(session: Session, config: PipelineConfig, slot_patience: float) ->
     yield from retention_findings(session)
     yield from failover_findings(session, config)
     yield from slot_findings(session, config, slot)
+    if also is not None:
+        yield from also(session, config, slot)
     yield from publication_findings(session, config)
     yield from announcement_findings(session)
 

@@ -34,7 +34,7 @@ def slot_findings(
     subject = f"slot {slot.name}"
     drop = f"SELECT pg_drop_replication_slot('{slot.name}');"
     database = session.info.dbname
-    if slot.plugin != PLUGIN or slot.database != database:
+    if slot.foreign_to(database):
         what = (
             f"belongs to database {slot.database} and plugin {slot.plugin}"
             if slot.plugin
