@@ -29,6 +29,7 @@ BASE = {
     "failpoints",
     "signals",
     "lazy",
+    "registry",
 }
 POSTGRES = BASE | {"postgres"}
 JOURNAL = POSTGRES | {"journal"}

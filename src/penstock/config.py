@@ -2,9 +2,9 @@
 
 The models mirror the YAML one to one. Unknown keys are errors that name the key
 and the nearest known one; secrets print as `***`. A YAML file has the fields of
-`PipelineConfig` at the top level, beside `store` and `destination`, which say
-how the command line builds those two (`${NAME}` in a value is replaced from the
-environment, so that a password need not be in the file; see `yaml_file`).
+`PipelineConfig` at the top level, and `store`, `destination` and `spark`, from which
+`pipeline.assembly` builds those three. `${NAME}` in a value is replaced from the
+environment, so that a password need not be in the file (see `yaml_file`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _slot_suffix(text: str) -> str:
     return text
 
 
-_SecretText = Annotated[
+SecretText = Annotated[
     SecretStr, AfterValidator(_secret), PlainSerializer(str, return_type=str, when_used="json")
 ]
 _Version = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -93,13 +93,13 @@ class PgConnection(_Model):
     because a connection string may have them: our sessions have their own.
     """
 
-    uri: _SecretText | None = None
+    uri: SecretText | None = None
     host: str | None = None
     hostaddr: str | None = None
     port: int | str | None = None
     dbname: str | None = None
     user: str | None = None
-    password: _SecretText | None = None
+    password: SecretText | None = None
     passfile: str | None = None
     service: str | None = None
     target_session_attrs: str | None = None
@@ -115,7 +115,7 @@ class PgConnection(_Model):
     sslrootcert: str | None = None
     sslcert: str | None = None
     sslkey: str | None = None
-    sslpassword: _SecretText | None = None
+    sslpassword: SecretText | None = None
     sslcertmode: str | None = None
     sslcrl: str | None = None
     sslcrldir: str | None = None
@@ -134,11 +134,11 @@ class PgConnection(_Model):
     gsslib: str | None = None
     gssdelegation: int | None = None
     krbsrvname: str | None = None
-    scram_client_key: _SecretText | None = None
-    scram_server_key: _SecretText | None = None
+    scram_client_key: SecretText | None = None
+    scram_server_key: SecretText | None = None
     oauth_issuer: str | None = None
     oauth_client_id: str | None = None
-    oauth_client_secret: _SecretText | None = None
+    oauth_client_secret: SecretText | None = None
     oauth_scope: str | None = None
     application_name: str | None = None
     fallback_application_name: str | None = None
@@ -296,19 +296,41 @@ class PipelineConfig(_Model):
         return Path(self.journal.location)
 
 
-class StoreConfig(_Model):
-    """The store of a YAML file: `memory`, or `sql` with a SQLAlchemy URL."""
+class ComponentConfig(_Model):
+    """A class that a YAML file names, and the settings for it, which only that class knows.
 
-    type: Literal["sql", "memory"] = "sql"
-    url: _SecretText = Secret("sqlite:///penstock.db")
+    `type` is a name or a path; see `registry`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _null_is_a_name(cls, given: Any) -> Any:
+        return "null" if given is None else given  # YAML takes the name null for no value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys next to `type`, as they were given."""
+        return dict(self.model_extra or {})
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        # Any setting may be a secret, such as the password in the URL of a store.
+        return [("type", self.type), *((name, Secret("")) for name in self.settings)]
 
 
-class DestinationConfig(_Model):
+class StoreConfig(ComponentConfig):
+    """The store of a YAML file."""
+
+    type: str = "sql"
+
+
+class DestinationConfig(ComponentConfig):
     """The destination of a YAML file."""
 
-    type: Literal["delta", "memory"] = "delta"
-    root: str = "./lake"
-    mode: Literal["mirror", "history"] = "mirror"
+    type: str = "delta"
 
 
 class SparkConfig(_Model):

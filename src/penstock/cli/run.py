@@ -21,6 +21,7 @@ from penstock.cli.view import LiveView, View, view_for
 from penstock.config import FileConfig, load_config
 from penstock.errors import PenstockError
 from penstock.postgres.preflight import Finding, preflight, report, require
+from penstock.registry import DESTINATIONS, STORES
 
 if TYPE_CHECKING:
     from penstock.destinations.base import Destination
@@ -79,22 +80,18 @@ def _require_source(config: FileConfig) -> list[Finding]:
     return require(findings, begun=Journal(config.journal_path).owner() is not None)
 
 
-def build_store(config: FileConfig, *, create: bool = True) -> PipelineStore:
-    """The store that a file asks for; without `create`, only to look at."""
-    from penstock.stores import MemoryStore, SqlStore
-
-    if config.store.type == "memory":
-        return MemoryStore()
-    return SqlStore(config.store.url.get_secret_value(), create=create)
+def build_store(config: FileConfig) -> PipelineStore:
+    """The store that a file asks for."""
+    store: PipelineStore = STORES.build(config.store.type, config.store.settings)
+    return store
 
 
 def build_destination(config: FileConfig) -> Destination:
     """The destination that a file asks for."""
-    from penstock.destinations import DeltaDestination, MemoryDestination
-
-    if config.destination.type == "memory":
-        return MemoryDestination()
-    return DeltaDestination(config.destination.root, mode=config.destination.mode)
+    destination: Destination = DESTINATIONS.build(
+        config.destination.type, config.destination.settings
+    )
+    return destination
 
 
 def _run(pipeline: Pipeline, view: View, stop: StopRequest) -> None:

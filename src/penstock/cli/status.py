@@ -36,7 +36,9 @@ def stored_status(config: FileConfig, path: Path) -> PipelineStatus:
             f"{path} keeps its store in memory, where nobody else can look into it",
             hint="set store.type to sql",
         )
-    return read_status(config, build_store(config, create=False))
+    store = build_store(config)
+    for_reading = getattr(store, "for_reading", None)
+    return read_status(config, for_reading() if for_reading else store)
 
 
 def _print(status: PipelineStatus) -> None:

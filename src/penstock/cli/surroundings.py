@@ -37,14 +37,16 @@ def requirements(config: FileConfig) -> Iterator[Requirement]:
         "journal directory",
         lambda: require_writable(config.journal_path, "journal directory", "journal.location"),
     )
-    if config.destination.type == "delta" and _is_local(config.destination.root):
-        root = Path(config.destination.root.removeprefix("file://")).expanduser().resolve()
+    root_setting = str(config.destination.settings.get("root", "./lake"))
+    if config.destination.type == "delta" and _is_local(root_setting):
+        root = Path(root_setting.removeprefix("file://")).expanduser().resolve()
         yield Requirement(
             "lake directory",
             lambda: _require_lake(root, config.journal_path),
         )
     if config.store.type == "sql":
-        yield Requirement("store", lambda: _require_store(config.store.url.get_secret_value()))
+        url = str(config.store.settings.get("url", "sqlite:///penstock.db"))
+        yield Requirement("store", lambda: _require_store(url))
 
 
 def require_surroundings(config: FileConfig) -> None:

@@ -23,9 +23,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pydantic import BaseModel, SecretStr
 from sqlalchemy import Connection, Table, and_, bindparam, case, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from penstock.config import Secret, SecretText
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.states import Init, StoredState, state_from_json, state_to_json
@@ -57,17 +59,27 @@ class SqlStore(CachedStore):
     """Keeps everything in the database at `url`, for each pipeline apart.
 
     `url` is `sqlite:///path` or `postgresql://...`. With `create=False`, `open`
-    neither creates nor migrates anything: for those who come to look.
+    neither creates nor migrates anything: for a process that only reads.
     """
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    class Settings(BaseModel):
+        """What a configuration file gives a `SqlStore`."""
+
+        url: SecretText = Secret("sqlite:///penstock.db")
+
+    def __init__(self, url: str | SecretStr, *, create: bool = True) -> None:
         super().__init__()
-        self._database = Database(url)
+        self._url = url if isinstance(url, SecretStr) else SecretStr(url)
+        self._database = Database(self._url.get_secret_value())
         self._create = create
         self._storage = threading.RLock()
 
     def __repr__(self) -> str:
         return f"SqlStore({self._database.place!r})"
+
+    def for_reading(self) -> SqlStore:
+        """Return a store over the same database that creates and migrates nothing."""
+        return SqlStore(self._url, create=False)
 
     def open(self, pipeline_id: str) -> None:
         with self._storage:

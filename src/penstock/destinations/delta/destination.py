@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import BaseModel
+
 from penstock.destinations.base import (
     Destination,
     DestinationContext,
@@ -73,6 +75,12 @@ class DeltaDestination(Destination):
     """
 
     name: ClassVar[str] = "delta"
+
+    class Settings(BaseModel):
+        """What a configuration file gives a `DeltaDestination`."""
+
+        root: str = "./lake"
+        mode: Literal["mirror", "history"] = "mirror"
 
     def __init__(
         self,
