@@ -163,12 +163,12 @@ class Replica:
 
         What a look has seen is acted upon when the journal has all that was before it.
         """
-        engine = self.pipeline._engine
-        assert engine is not None
-        seen = engine.scheduler.seen
+        runtime = self.pipeline._runtime
+        assert runtime is not None
+        seen = runtime.scheduler.seen
         assert seen is not None
         idle = self.pipeline._journal.end >= max(wanted, seen.source_at)
-        for table in engine.scheduler.tables():
+        for table in runtime.scheduler.tables():
             if table.published.schema.name not in names:
                 continue
             state = table.state

@@ -21,7 +21,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.manifest import Defect, SegmentRef
 from penstock.pipeline.applier import Applier, Copied, ResyncWanted
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.rates import Meter
+from penstock.pipeline.status import Meter
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.states import FinishedCopy, Ready, VisibleXids

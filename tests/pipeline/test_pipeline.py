@@ -409,7 +409,7 @@ def test_a_destination_that_does_not_close_does_not_hide_why_the_start_failed(
     def fail(*_: Any) -> None:
         raise PenstockError(ErrorKind.SOURCE_SLOT, "the cause")
 
-    monkeypatch.setattr("penstock.pipeline.pipeline.Engine.start", fail)
+    monkeypatch.setattr("penstock.pipeline.pipeline.Runtime.start", fail)
     source.destination.before_shutdown = refuse_to_close
     with pytest.raises(PenstockError, match="the cause"):
         source.pipeline().start()

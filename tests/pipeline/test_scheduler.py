@@ -142,8 +142,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_no_table_waits_for_the_maintenance_of_another(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.pipeline.upkeep._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._QUIET_SECONDS", 0.0)
     bench.publish(A, B)
     bench.scheduler.start()
     bench.change(A)
@@ -159,8 +159,8 @@ def test_no_table_waits_for_the_maintenance_of_another(
 def test_of_tables_that_are_due_at_once_one_is_maintained(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.pipeline.upkeep._QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._QUIET_SECONDS", 3600.0)
     bench.publish(A, B)
     bench.scheduler.start()
     for one in (A, B):

@@ -11,9 +11,9 @@ import pytest
 from penstock import Pipeline
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
-from penstock.pipeline import engine
-from penstock.pipeline.engine import Engine
+from penstock.pipeline import runtime
 from penstock.pipeline.requests import Action, Request, Requests
+from penstock.pipeline.runtime import Runtime
 from penstock.schema import Lsn, TableId
 from penstock.stores.base import Worker
 from penstock.testing.waiting import wait_for
@@ -116,16 +116,16 @@ def test_a_slot_that_is_lost_while_running_is_made_again(source: Source) -> None
 def test_a_slot_that_is_lost_again_before_the_engine_runs_is_made_again(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice: while the engine waits for its slot, and when it is about to run."""
-    wait_for_slot, remove = Engine._wait_for_slot, engine.remove_leftovers
-    waiting: list[Engine] = []
-    starting: list[Engine] = []
+    """Twice: while the runtime waits for its slot, and when it is about to run."""
+    wait_for_slot, remove = Runtime._wait_for_slot, runtime.remove_leftovers
+    waiting: list[Runtime] = []
+    starting: list[Runtime] = []
 
-    def lose_slot_of(one: Engine) -> None:
+    def lose_slot_of(one: Runtime) -> None:
         drop_slot(source, pipeline)
         wait_for(lambda: one.receiver.report.state == "failed")
 
-    def lose_it_while_waiting(one: Engine, check: Callable[[], None]) -> None:
+    def lose_it_while_waiting(one: Runtime, check: Callable[[], None]) -> None:
         wait_for_slot(one, check)
         waiting.append(one)
         if len(waiting) == 2:
@@ -138,8 +138,8 @@ def test_a_slot_that_is_lost_again_before_the_engine_runs_is_made_again(
         if len(starting) == 2:
             lose_slot_of(waiting[-1])
 
-    monkeypatch.setattr(Engine, "_wait_for_slot", lose_it_while_waiting)
-    monkeypatch.setattr(engine, "remove_leftovers", lose_it_while_starting)
+    monkeypatch.setattr(Runtime, "_wait_for_slot", lose_it_while_waiting)
+    monkeypatch.setattr(runtime, "remove_leftovers", lose_it_while_starting)
     with source.pipeline(invalidated_slot_behavior="recreate") as pipeline:
         pipeline.wait_until_ready(TIMEOUT)
         drop_slot(source, pipeline)

@@ -109,7 +109,7 @@ def do(one: PipelineTable) -> Job | None:
 def test_a_table_that_failed_after_many_batches_goes_on_before_it_is_maintained(
     bench: Bench, state: StoredState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._EVERY_SECONDS", 0.0)
     one = bench.table(state)
     one.batches = 64
     assert do(one) is Job.APPLY
@@ -122,7 +122,7 @@ def test_a_table_that_failed_after_many_batches_goes_on_before_it_is_maintained(
 def test_maintenance_with_nothing_to_maintain_is_not_due_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.upkeep._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.maintenance._EVERY_SECONDS", 0.0)
     one = bench.table(READY)
     one.batches = 64
     one.run(Job.MAINTAIN)
@@ -134,7 +134,7 @@ def test_maintenance_with_nothing_to_maintain_is_not_due_again(
 @pytest.fixture
 def away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose store is away."""
-    monkeypatch.setattr("penstock.pipeline.outage.time", bench.clock)
+    monkeypatch.setattr("penstock.pipeline.failures.time", bench.clock)
     bench.store.away = True
     return bench
 

@@ -28,7 +28,7 @@ from penstock.pipeline.batches import BatchSize, Gathering, Run, next_run
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.deliveries import Deliveries
 from penstock.pipeline.overlap import may_matter, precedes
-from penstock.pipeline.rates import Meter
+from penstock.pipeline.status import Meter
 from penstock.postgres.connection import connect
 from penstock.postgres.preflight.identity import sends_old_rows
 from penstock.schema import ZERO_LSN, Lsn, TableSchema

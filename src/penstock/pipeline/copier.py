@@ -29,11 +29,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from penstock.destinations.base import WriteStatus
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.journal.files import sync
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
-from penstock.pipeline.departed import has_departed, note_departure
 from penstock.pipeline.failures import failure_of, passes, retry_delay
-from penstock.pipeline.rates import Meter
+from penstock.pipeline.status import Meter
 from penstock.postgres.cancellation import cancelled_when
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import Session, connect, current_flush_lsn
@@ -44,7 +44,7 @@ from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
-from penstock.schema import Lsn, TableSchema
+from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.changes import TableRows
 from penstock.spark.extract import Extracted, extract
 from penstock.states import DataSync, FinishedCopy, StoredState
@@ -385,3 +385,22 @@ class Copier:
         self._keep(copied.terms)
         self._enter(copied.finished)
         failpoint("copy_recorded")
+
+
+def note_departure(journal: Journal, table_id: TableId) -> None:
+    """Note, in `<journal>/departed/<oid>`, that the destination keeps a table the store forgets.
+
+    When a table leaves the publication, the store forgets it. If the table comes back, it is
+    copied again. But if `table_sync_copy` excludes it, its copy is empty and would replace what
+    was streamed before. The same happens when a table that is being copied again is excluded
+    before that copy is done. Durable when this returns. Noting it again does no harm.
+    """
+    directory = journal.root / "departed"
+    directory.mkdir(exist_ok=True)
+    (directory / str(table_id.oid)).touch()
+    sync(directory)
+
+
+def has_departed(journal: Journal, table_id: TableId) -> bool:
+    """Whether the destination has the table from an earlier time in the publication."""
+    return (journal.root / "departed" / str(table_id.oid)).exists()

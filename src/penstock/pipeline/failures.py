@@ -31,8 +31,12 @@ from penstock.states import MANUAL, Errored, Init, RetryPolicy, StoredState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+import time
+from threading import Event
 
 logger = logging.getLogger("penstock.pipeline.failures")
+_FIRST_STORE_PAUSE, _LONGEST_STORE_PAUSE = 0.2, 30.0
+_STORE_PATIENCE = 600.0
 
 _REASON_LIMIT = 1000
 _AGAIN = "nothing to do if it passes: it is tried again by itself"
@@ -168,3 +172,35 @@ def require_spark(spark: SparkSession) -> None:
             hint="look at the driver's log; if it ran out of memory, raise spark.driver.memory;"
             " then start the pipeline again: nothing is lost",
         ) from error
+
+
+class StoreOutage:
+    """The failures of the store that one table has met since its last success.
+
+    The store may be on the same server as the source, so it may restart or fail over as the
+    source does. What the table was doing is repeated after a pause, as after a restart.
+    `stopping` ends every pause.
+    """
+
+    def __init__(self, stopping: Event) -> None:
+        self._stopping = stopping
+        self._began: float | None = None
+        self._pause = _FIRST_STORE_PAUSE
+
+    def bear(self, error: PenstockError, table: str) -> None:
+        """Pause, for longer each time; raises `error` when this has been going on for too long."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        elif now - self._began >= _STORE_PATIENCE:
+            raise error
+        logger.warning(
+            "store failed, trying again",
+            extra={"table": table, "reason": error.message, "pause": self._pause},
+        )
+        self._stopping.wait(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_STORE_PAUSE)
+
+    def over(self) -> None:
+        """The store took what it was given."""
+        self._began, self._pause = None, _FIRST_STORE_PAUSE

@@ -1,7 +1,7 @@
 """A pipeline: everything that has to run, started in order and stopped in the other.
 
 What can be refused is refused before anything is made: the preflight, the store,
-Spark and the destination come first, and only then the receiver (see `engine`), which
+Spark and the destination come first, and only then the receiver (see `runtime`), which
 creates the slot. A slot that nobody reads makes Postgres keep its WAL.
 """
 
@@ -20,8 +20,8 @@ from penstock.destinations.base import Destination, DestinationContext
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.engine import Engine
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
+from penstock.pipeline.runtime import Runtime
 from penstock.pipeline.slot_recovery import recover_lost_slot
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.status import (
@@ -82,7 +82,7 @@ class Pipeline:
         self._ended = Event()
         self._failure: PenstockError | None = None
         self._closing = ExitStack()
-        self._engine: Engine | None = None
+        self._runtime: Runtime | None = None
 
     def __enter__(self) -> Self:
         if not self._started:
@@ -150,12 +150,12 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """Where everything stands now."""
-        engine = self._engine
-        source = engine.watch.status if engine else SourceStatus()
+        runtime = self._runtime
+        source = runtime.watch.status if runtime else SourceStatus()
         return PipelineStatus(
             self.config.id,
             self._running,
-            engine.receiver.report if engine else ReceiverReport(ReceiverState.STOPPED),
+            runtime.receiver.report if runtime else ReceiverReport(ReceiverState.STOPPED),
             source,
             JournalStatus.of(self._journal),
             tuple(self._table_status(table, source.position) for table in self._tables()),
@@ -193,12 +193,12 @@ class Pipeline:
 
     def _has_seen(self, late_enough: Callable[[Membership], bool]) -> bool:
         """Whether the publication was looked at late enough; if not, it is looked at now."""
-        engine = self._engine
-        if engine is None:
+        runtime = self._runtime
+        if runtime is None:
             return False
-        if (seen := engine.scheduler.seen) is not None and late_enough(seen):
+        if (seen := runtime.scheduler.seen) is not None and late_enough(seen):
             return True
-        engine.watch.look_now()
+        runtime.watch.look_now()
         return False
 
     def _wait_for(self, reached: Callable[[], bool], what: str, timeout: float | None) -> None:
@@ -246,12 +246,12 @@ class Pipeline:
         context = PipelineContext(
             self.config, self._store, self._journal, self._destination, self._spark
         )
-        self._engine = engine = Engine(context, lambda error: self._fail(error, engine))
-        engine.start(self._require_startable)
+        self._runtime = runtime = Runtime(context, lambda error: self._fail(error, runtime))
+        runtime.start(self._require_startable)
 
     def _stop_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.stop()
+        if self._runtime is not None:
+            self._runtime.stop()
 
     def _have_changes_announced(self) -> None:
         """Put the event triggers in where we may; without them more is copied again."""
@@ -279,9 +279,9 @@ class Pipeline:
                 ErrorKind.INVALID_STATE, "the pipeline was shut down while it started"
             )
 
-    def _fail(self, error: PenstockError, engine: Engine) -> None:
-        """Something ended that the engine cannot go on without."""
-        if engine is not self._engine:
+    def _fail(self, error: PenstockError, runtime: Runtime) -> None:
+        """Something ended that the runtime cannot go on without."""
+        if runtime is not self._runtime:
             return
         if not self._running or not self._may_recover(error):
             self._end_with(error)
@@ -291,7 +291,7 @@ class Pipeline:
         def recover() -> None:
             with self._closing_lock:
                 # A recovery that was under way comes first, and may have seen to this.
-                self._recovering = engine is self._engine and not self._ended.is_set()
+                self._recovering = runtime is self._runtime and not self._ended.is_set()
                 if self._recovering:
                     self._asked_to_stop.wait(pause)
                     self._recover(error)
@@ -355,7 +355,7 @@ class Pipeline:
             )
 
     def _tables(self) -> list[PipelineTable]:
-        return self._engine.scheduler.tables() if self._engine else []
+        return self._runtime.scheduler.tables() if self._runtime else []
 
     def _table_status(self, table: PipelineTable, source: Lsn | None) -> TableStatus:
         try:

@@ -2,8 +2,8 @@
 
 One thread looks into the journal every few milliseconds (a failed `open` when
 nothing is new) and, when something is new or a table has finished its job, gives
-every table that has something to do to a pool. Copies, batches and housekeeping
-have pools of their own, so none of them waits for another kind. Housekeeping is for one
+every table that has something to do to a pool. Copies, batches and maintenance
+have pools of their own, so none of them waits for another kind. Maintenance is for one
 table at a time, and no other queues for it: it would be kept from its batches. Tables
 that waited longest go first.
 """
@@ -22,7 +22,7 @@ from threading import Event, RLock, Thread
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.departed import note_departure
+from penstock.pipeline.copier import note_departure
 from penstock.pipeline.failures import run_reporting
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership

@@ -8,15 +8,20 @@ zero there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any
 
 from penstock.journal.journal import Journal
 from penstock.pipeline.receiver_process import ReceiverReport
 from penstock.schema import Lsn, TableId
 from penstock.states import Catchup, Errored, FinishedCopy, StoredState, TableState
+
+_RATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +251,42 @@ def table_lag(
 
 def _text(lsn: Lsn | None) -> str | None:
     return str(lsn) if lsn is not None else None
+
+
+class Meter:
+    """Counts, and tells the rate over the last ten seconds. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._total = 0
+        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._total += count
+            self._marks.append((self._clock(), self._total))
+            self._forget()
+
+    def reset(self) -> None:
+        with self._lock:
+            self._total = 0
+            self._marks = deque([(self._clock(), 0)])
+
+    @property
+    def per_second(self) -> float:
+        with self._lock:
+            self._forget()
+            since, before = self._marks[0]
+            elapsed = self._clock() - since
+            return (self._total - before) / elapsed if elapsed > 0 else 0.0
+
+    def _forget(self) -> None:
+        """Keep one mark at or before the window's start, to measure from."""
+        horizon = self._clock() - _RATE_SECONDS
+        while len(self._marks) > 1 and self._marks[1][0] <= horizon:
+            self._marks.popleft()

@@ -22,6 +22,7 @@ from penstock.pipeline.applier import Applier, ResyncWanted
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.copier import Copier, TableGone
 from penstock.pipeline.failures import (
+    StoreOutage,
     copied_in_vain,
     due,
     errored,
@@ -30,12 +31,10 @@ from penstock.pipeline.failures import (
     require_spark,
     without_changes,
 )
-from penstock.pipeline.outage import StoreOutage
-from penstock.pipeline.rates import Meter
+from penstock.pipeline.maintenance import TableMaintenance
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.standing import Standing
-from penstock.pipeline.status import position_at
-from penstock.pipeline.upkeep import Upkeep
+from penstock.pipeline.status import Meter, position_at
 from penstock.postgres.catalog import PublishedTable
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.spark.own_session import own_session
@@ -76,7 +75,7 @@ class PipelineTable:
         self._session = own_session(context.spark)
         self._applier: Applier | None = None
         self._attempts = state.attempts if isinstance(state, Errored) else 0
-        self._upkeep = Upkeep()
+        self._maintenance = TableMaintenance()
         self._outage = StoreOutage(context.stopping)
         self._worked_at = 0.0
         self._standing = Standing(context, published.schema.id)
@@ -123,7 +122,7 @@ class PipelineTable:
         if applier is None or isinstance(state, SyncDone):
             return Job.APPLY
         may_maintain = may_maintain and isinstance(state, Ready)
-        if may_maintain and self._upkeep.due(self.batches, self._worked_at):
+        if may_maintain and self._maintenance.due(self.batches, self._worked_at):
             return Job.MAINTAIN
         return Job.APPLY if applier.has_work or self._drifted or self._standing.broken else None
 
@@ -204,7 +203,7 @@ class PipelineTable:
                     self._apply()
                 case Job.MAINTAIN:
                     there = self._applier.schema if self._applier else None
-                    self._upkeep.run(self._context.destination, there, self.batches)
+                    self._maintenance.run(self._context.destination, there, self.batches)
         except Interrupted:
             logger.info("interrupted by shutdown", extra={"table": self.name})
         except TableGone:

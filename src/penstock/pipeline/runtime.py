@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from penstock.errors import PenstockError
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.copier import remove_leftovers
-from penstock.pipeline.housekeeper import Housekeeper
+from penstock.pipeline.maintenance import MaintenanceThread
 from penstock.pipeline.receiver_process import ReceiverProcess
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
@@ -31,8 +31,8 @@ _POLL = 0.02
 _LOG_WAIT = 10.0
 
 
-class Engine:
-    """Receiver, watch, scheduler and housekeeper. Runs once; `on_failure` gets what ends it."""
+class Runtime:
+    """Receiver, watch, scheduler and maintenance. Runs once; `on_failure` gets what ends it."""
 
     def __init__(
         self, context: PipelineContext, on_failure: Callable[[PenstockError], None]
@@ -58,13 +58,13 @@ class Engine:
         if membership is not None:
             self._retention.note_membership(_ids(membership), membership.as_of)
             self.scheduler.set_membership(membership)
-        housekeeper = Housekeeper(context, self.scheduler, self._retention, self._fail)
+        maintenance = MaintenanceThread(context, self.scheduler, self._retention, self._fail)
         closing.callback(self.scheduler.stop)
-        closing.callback(housekeeper.stop)
+        closing.callback(maintenance.stop)
         closing.callback(self.watch.stop)
         closing.callback(self.receiver.terminate)
         self.scheduler.start()
-        housekeeper.start()
+        maintenance.start()
         self.watch.start()
 
     def stop(self) -> None:

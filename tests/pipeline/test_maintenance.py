@@ -1,4 +1,4 @@
-"""What becomes of housekeeping that fails."""
+"""What becomes of maintenance that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.destinations import MemoryDestination
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.housekeeper import Housekeeper
+from penstock.pipeline.maintenance import MaintenanceThread
 from penstock.stores import MemoryStore
 from penstock.testing.waiting import wait_for
 
@@ -29,7 +29,7 @@ class Failing:
 
 
 def test_only_what_passes_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.housekeeper._INTERVAL", 0.001)
+    monkeypatch.setattr("penstock.pipeline.maintenance._INTERVAL", 0.001)
     config = PipelineConfig(id="t", publication_name="p", pg_connection=PgConnection())
     nothing: Any = None
     context = PipelineContext(
@@ -45,10 +45,10 @@ def test_only_what_passes_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         failures.append(error)
         failed.set()
 
-    housekeeper = Housekeeper(context, nothing, retention, fail)
-    housekeeper.start()
+    maintenance = MaintenanceThread(context, nothing, retention, fail)
+    maintenance.start()
     wait_for(failed.is_set)
-    housekeeper.stop()
+    maintenance.stop()
     [failure] = failures
     assert failure.kind is ErrorKind.INTERNAL
     assert "KeyError('oid')" in failure.message
