@@ -5,6 +5,7 @@ python -m benchmarks receive_inserts     some; RESULTS.md is left alone
 python -m benchmarks amounts             large amounts and idleness, which take minutes more
 python -m benchmarks idle_hour           20 tables, and nothing written for an hour
 python -m benchmarks --times 1           quicker, less sure
+python -m benchmarks --against REF       this tree and commit REF in turns, medians of five runs
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks import amounts, copying, delivering, fresh_clone, idleness, latency, receiving
+from benchmarks import (
+    against,
+    amounts,
+    copying,
+    delivering,
+    fresh_clone,
+    idleness,
+    latency,
+    receiving,
+)
 from benchmarks.measure import Measure
 from benchmarks.report import write_results
 from penstock.testing import EmbeddedPostgres
@@ -79,6 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="which measures; all without any")
     parser.add_argument("--times", type=int, default=3, help="runs per ratio, the best counts")
+    parser.add_argument("--against", metavar="REF", help="a commit to compare with, in turns")
     arguments = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
@@ -94,6 +105,10 @@ def main() -> int:
             unknown = set(names) - set(known)
             if unknown:
                 parser.error(f"unknown: {', '.join(unknown)}; known: {AMOUNTS}, {', '.join(known)}")
+            if arguments.against:
+                # The demo installs everything anew, and measures the network.
+                compared = names or [name for name in usual if name != "demo_fresh_clone"]
+                return 0 if against.compare(arguments.against, compared) else 1
             for wanted in names or usual:
                 measure = known[wanted]()
                 found.append(measure)
