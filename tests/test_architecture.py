@@ -31,15 +31,21 @@ BASE = {
     "lazy",
     "registry",
 }
-POSTGRES = BASE | {"postgres"}
+# One subject whose parts lie at different heights: each of its modules is a room of its own.
+LAYERED = {"publication_drift"}
+DRIFT_VALUES = {"publication_drift.terms", "publication_drift.sent_partitions"}
+POSTGRES = BASE | DRIFT_VALUES | {"postgres", "publication_drift.catalog"}
 JOURNAL = POSTGRES | {"journal"}
 SPARK = JOURNAL | {"spark"}
 DESTINATIONS = SPARK | {"stores", "destinations"}
-PIPELINE = DESTINATIONS | {"pipeline", "targets"}
+PIPELINE = DESTINATIONS | {"pipeline", "targets", "publication_drift.drift"}
 EVERYTHING = PIPELINE | {"cli", "service", "testing"}
 
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
+    **dict.fromkeys(DRIFT_VALUES, BASE),
+    "publication_drift.catalog": POSTGRES,
+    "publication_drift.drift": PIPELINE,
     "postgres": POSTGRES,
     "journal": JOURNAL,
     "stores": POSTGRES | {"stores"},
@@ -53,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # The package itself: what `import penstock` offers, and what `python -m penstock` runs.
-FRONT = {"__init__", "__main__"}
+FRONT = {"__init__", "__main__", "publication_drift.__init__"}
 
 WITHOUT_SPARK = ("postgres", "journal")
 SPARK_PACKAGES = {"pyspark", "py4j", "delta"}
@@ -67,7 +73,8 @@ class Import(NamedTuple):
 
 
 def room_of(path: Path, source: Path = SOURCE) -> str:
-    return path.relative_to(source).with_suffix("").parts[0]
+    parts = path.relative_to(source).with_suffix("").parts
+    return ".".join(parts[: 2 if parts[0] in LAYERED else 1])
 
 
 def modules(room: str | None = None) -> list[Path]:
@@ -98,6 +105,8 @@ def imported_room(target: str, source: Path = SOURCE) -> str | None:
     if parts[0] != "penstock":
         return None
     room = parts[1] if len(parts) > 1 else "__init__"
+    if room in LAYERED:
+        return ".".join(parts[1:3])
     is_room = (source / room).is_dir() or (source / f"{room}.py").exists()
     return room if is_room else "__init__"  # a name of the package, such as __version__
 

@@ -12,7 +12,7 @@ from penstock.postgres.catalog import published_tables
 from penstock.postgres.ddl_triggers import uninstall
 from penstock.postgres.preflight import preflight
 from penstock.postgres.snapshot import ExportedSnapshot
-from penstock.postgres.terms import Partition
+from penstock.publication_drift.terms import Partition
 from penstock.states import Errored
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT

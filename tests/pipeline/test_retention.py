@@ -14,7 +14,7 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
+from penstock.publication_drift.terms import Terms
 from penstock.schema import Lsn, TableId
 from penstock.states import MANUAL, Errored, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore

@@ -19,7 +19,7 @@ from penstock.pipeline.retention import Retention
 from penstock.pipeline.scheduler import Scheduler
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
+from penstock.publication_drift.terms import Terms
 from penstock.schema import TableSchema
 from penstock.spark.changes import ChangeBatch
 from penstock.states import MANUAL, Errored, Init, Ready, stage_of

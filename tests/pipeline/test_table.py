@@ -20,7 +20,7 @@ from penstock.pipeline.requests import Action, Request, Requests
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
-from penstock.postgres.terms import Terms
+from penstock.publication_drift.terms import Terms
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import MANUAL, Errored, Init, Ready, RetryPolicy, StoredState
 from penstock.stores import MemoryStore

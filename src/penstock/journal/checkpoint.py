@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock.journal.partitions import SentPartition
+from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 
 

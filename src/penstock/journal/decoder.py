@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.manifest import ChangeCounts, Defect
-from penstock.journal.partitions import SentPartition
 from penstock.journal.segment import Chunk
 from penstock.journal.versions import Relations, SchemaVersions
 from penstock.postgres import pgoutput, tuples
@@ -30,6 +29,7 @@ from penstock.postgres.relation_message import RelationMessage, parse_relation
 from penstock.postgres.tuples import ValueSlices
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn, decode
+from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import (
     ColumnSchema,
     Lsn,

@@ -36,9 +36,9 @@ from penstock.journal import source_history
 from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync
 from penstock.journal.manifest import Manifest, SegmentRef
-from penstock.journal.partitions import SentPartitions
 from penstock.journal.retirement import count_up_to, plan_retirement
 from penstock.journal.source_history import SourceHistory
+from penstock.publication_drift.sent_partitions import SentPartitions
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 

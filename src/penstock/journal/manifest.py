@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from penstock.journal.partitions import SentPartition
+from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import Lsn, TableId, TableSchema
 
 

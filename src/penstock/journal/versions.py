@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from penstock.journal.partitions import SentPartition
 from penstock.journal.relations import sends
 from penstock.postgres.ddl import Announcement, Rewrite, parse_message
 from penstock.postgres.relation_message import RelationMessage
+from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import DdlNote, Lsn, TableId, TableSchema
 
 logger = logging.getLogger(__name__)

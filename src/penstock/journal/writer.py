@@ -11,7 +11,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.files import create_exclusively, sync
 from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import Manifest, SegmentRef, now
-from penstock.journal.partitions import SentPartition
+from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import Lsn, TableId, TableSchema
 
 RESUME_SHARE = 0.8

@@ -41,9 +41,9 @@ from penstock.postgres.copy import plan_ranges
 from penstock.postgres.copy_targets import copy_targets, fingerprint, rewritten
 from penstock.postgres.preflight.identity import require_old_rows
 from penstock.postgres.snapshot import ExportedSnapshot
-from penstock.postgres.terms import Terms
 from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
+from penstock.publication_drift.terms import Terms
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.changes import TableRows
 from penstock.spark.extract import Extracted, extract

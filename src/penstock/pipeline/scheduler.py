@@ -26,9 +26,9 @@ from penstock.pipeline.copier import note_departure
 from penstock.pipeline.failures import run_reporting
 from penstock.pipeline.requests import Action, Requests
 from penstock.pipeline.source_watch import Membership
-from penstock.pipeline.standing import forget_terms
 from penstock.pipeline.table import Job, PipelineTable
 from penstock.postgres.catalog import PublishedTable
+from penstock.publication_drift.drift import forget_terms
 from penstock.schema import TableId
 from penstock.states import Errored, Init
 

@@ -33,9 +33,9 @@ from penstock.pipeline.failures import (
 )
 from penstock.pipeline.maintenance import TableMaintenance
 from penstock.pipeline.source_watch import Membership
-from penstock.pipeline.standing import Standing
 from penstock.pipeline.status import Meter, position_at
 from penstock.postgres.catalog import PublishedTable
+from penstock.publication_drift.drift import Standing
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.spark.own_session import own_session
 from penstock.states import (

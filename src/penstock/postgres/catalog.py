@@ -20,9 +20,9 @@ from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, server_version, translated
-from penstock.postgres.terms import Terms
-from penstock.postgres.terms_catalog import publication_terms
 from penstock.postgres.types import TypeInfo, TypeLookup, base_oid, carried_type, override
+from penstock.publication_drift.catalog import publication_terms
+from penstock.publication_drift.terms import Terms
 from penstock.schema import (
     ZERO_LSN,
     ColumnSchema,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from penstock.destinations import DeltaDestination
-from penstock.pipeline.standing import kept_terms
 from penstock.postgres.catalog import published_tables
+from penstock.publication_drift.drift import kept_terms
 from penstock.testing.comparison import Comparison, compare
 from penstock.testing.publishing import published
 

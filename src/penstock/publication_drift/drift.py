@@ -31,8 +31,8 @@ from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.postgres.connection import connect
-from penstock.postgres.terms import Partition, Terms
-from penstock.postgres.terms_catalog import brought_rows, kept_rows
+from penstock.publication_drift.catalog import brought_rows, kept_rows
+from penstock.publication_drift.terms import Partition, Terms
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 

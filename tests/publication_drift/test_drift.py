@@ -14,15 +14,15 @@ from penstock.config import PgConnection, PipelineConfig
 from penstock.destinations import MemoryDestination
 from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.manifest import ChangeCounts, SegmentRef
-from penstock.journal.partitions import SentPartition
 from penstock.journal.writer import JournalWriter
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.source_watch import Membership
-from penstock.pipeline.standing import Standing, forget_terms
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_triggers import install
-from penstock.postgres.terms import Partition, Terms
+from penstock.publication_drift.drift import Standing, forget_terms
+from penstock.publication_drift.sent_partitions import SentPartition
+from penstock.publication_drift.terms import Partition, Terms
 from penstock.schema import (
     ZERO_LSN,
     ColumnSchema,

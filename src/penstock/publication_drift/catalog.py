@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.postgres.connection import Session, server_version, translated
 from penstock.postgres.ddl_triggers import TriggerState, trigger_state
-from penstock.postgres.terms import Partition, Terms
+from penstock.publication_drift.terms import Partition, Terms
 from penstock.states import VisibleXids
 
 _FIRST_BLOCKS = 64
