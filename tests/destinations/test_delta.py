@@ -15,13 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import (
-    Destination,
-    DestinationContext,
-    SchemaChange,
-    SchemaChangeAction,
-)
+from penstock.destinations.base import Destination, DestinationContext
 from penstock.destinations.delta import compaction
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import (
     STRING,

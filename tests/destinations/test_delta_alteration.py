@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import SchemaChange, SchemaChangeAction
 from penstock.destinations.delta.alteration import plan
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.schema import (
     STRING,
     ColumnSchema,

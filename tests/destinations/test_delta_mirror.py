@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import Destination, SchemaChange, SchemaChangeAction
+from penstock.destinations.base import Destination
 from penstock.destinations.delta import mirror
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import PenstockError
 from penstock.schema import (
     STRING,

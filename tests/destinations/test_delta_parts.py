@@ -15,7 +15,6 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.destinations import DeltaDestination
-from penstock.destinations.base import SchemaChangeAction
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.durability import Durability
 from penstock.destinations.delta.failures import explain, is_conflict, is_fenced
@@ -24,6 +23,7 @@ from penstock.destinations.delta.history import CopyPlace, copy_place
 from penstock.destinations.delta.log import user_metadata
 from penstock.destinations.delta.mark import Mark, newest
 from penstock.destinations.delta.ownership import Places, require_own
+from penstock.destinations.schema_change import SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableName
 from penstock.spark.changes import TableRows

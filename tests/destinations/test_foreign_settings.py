@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.destinations.base import SchemaChange, SchemaChangeAction
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import PenstockError
 from penstock.schema import (
     ColumnSchema,

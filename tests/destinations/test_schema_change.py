@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.destinations.base import SchemaChange
+from penstock.destinations.schema_change import SchemaChange
 from penstock.schema import (
     ColumnSchema,
     DdlNote,

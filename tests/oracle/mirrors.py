@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.destinations import DeltaDestination, MemoryDestination
-from penstock.destinations.base import SchemaChange, SchemaChangeAction
 from penstock.destinations.delta.alteration import Alteration, plan
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.postgres.types import spark_type
 from penstock.schema import TableId, TableName, ValueKind
 

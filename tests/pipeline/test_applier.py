@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
-from penstock.destinations.base import (
-    Destination,
-    SchemaChange,
-    SchemaChangeAction,
-    WriteResult,
-    WriteStatus,
-)
+from penstock.destinations.base import Destination, WriteResult, WriteStatus
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.manifest import Defect, SegmentRef
 from penstock.pipeline.applier import Applier, Copied, ResyncWanted

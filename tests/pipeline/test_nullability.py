@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.destinations import MemoryDestination
-from penstock.destinations.base import SchemaChange, SchemaChangeAction, WriteStatus
+from penstock.destinations.base import WriteStatus
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.events import Insert
 from penstock.postgres.ddl_triggers import uninstall
 from penstock.schema import TableName, TableSchema

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.destinations.base import SchemaChange
+from penstock.destinations.schema_change import SchemaChange
 from penstock.postgres.catalog import table_schema
 from penstock.postgres.connection import Session
 from penstock.postgres.ddl import Announcement

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.destinations.base import (
-    Destination,
-    DestinationContext,
-    SchemaChange,
-    SchemaChangeAction,
-    WriteResult,
-    WriteStatus,
-)
+from penstock.destinations.base import Destination, DestinationContext, WriteResult, WriteStatus
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.lazy import loader
 
 if TYPE_CHECKING:

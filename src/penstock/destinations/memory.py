@@ -11,13 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from penstock.destinations.base import (
-    Destination,
-    DestinationContext,
-    SchemaChange,
-    SchemaChangeAction,
-    WriteStatus,
-)
+from penstock.destinations.base import Destination, DestinationContext, WriteStatus
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.events import Begin, Commit, Delete, Event, Insert, Relation, Row, Truncate, Update
 from penstock.schema import Lsn, TableId, TableName, TableSchema

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.destinations.base import SchemaChange, SchemaChangeAction
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.failpoints import failpoint
 from penstock.journal.manifest import Defect

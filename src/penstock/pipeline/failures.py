@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from penstock.config import PipelineConfig
-from penstock.destinations.base import SchemaChange
+from penstock.destinations.schema_change import SchemaChange
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.connection import translate
 from penstock.schema import Lsn

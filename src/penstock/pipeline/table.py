@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 
-from penstock.destinations.base import SchemaChange
+from penstock.destinations.schema_change import SchemaChange
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.pipeline.applier import Applier, ResyncWanted

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from penstock.destinations.base import SchemaChangeAction
+from penstock.destinations.schema_change import SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.journal.files import replace

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.destinations.base import SchemaChange
 from penstock.destinations.delta import statements
 from penstock.destinations.delta.statements import quoted
+from penstock.destinations.schema_change import SchemaChange
 from penstock.postgres.types import spark_type
 from penstock.schema import ColumnSchema, TableSchema, ValueKind, ValueType
 from penstock.spark.frames import data_type

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from penstock.destinations.base import (
-    Destination,
-    DestinationContext,
-    SchemaChange,
-    SchemaChangeAction,
-    WriteStatus,
-)
+from penstock.destinations.base import Destination, DestinationContext, WriteStatus
 from penstock.destinations.delta import history, location, statements
 from penstock.destinations.delta.alteration import plan
 from penstock.destinations.delta.compaction import Backlog, compact
@@ -44,6 +38,7 @@ from penstock.destinations.delta.properties import (
     properties_of,
     require_distinct_names,
 )
+from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.schema import Lsn, TableId, TableName, TableSchema
