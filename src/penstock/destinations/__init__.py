@@ -1,4 +1,7 @@
-"""Where tables go: the contract, and the destinations that come with Penstock."""
+"""Where tables go: the contract, and the destinations that come with Penstock.
+
+Every type in a signature of the contract can be imported from here.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,37 @@ from typing import TYPE_CHECKING
 
 from penstock.destinations.base import Destination, DestinationContext, WriteResult, WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
+from penstock.errors import ErrorKind, PenstockError
 from penstock.lazy import loader
+from penstock.postgres.preflight.finding import Finding, Severity
+from penstock.schema import ColumnSchema, DdlNote, Lsn, TableId, TableName, TableSchema
+from penstock.spark.changes import ChangeBatch, TableRows
+from penstock.stores.base import DestinationStore
 
 if TYPE_CHECKING:
     from penstock.destinations.delta import DeltaDestination
     from penstock.destinations.memory import MemoryDestination
 
 __all__ = [
+    "ChangeBatch",
+    "ColumnSchema",
+    "DdlNote",
     "DeltaDestination",
     "Destination",
     "DestinationContext",
+    "DestinationStore",
+    "ErrorKind",
+    "Finding",
+    "Lsn",
     "MemoryDestination",
+    "PenstockError",
     "SchemaChange",
     "SchemaChangeAction",
+    "Severity",
+    "TableId",
+    "TableName",
+    "TableRows",
+    "TableSchema",
     "WriteResult",
     "WriteStatus",
 ]

@@ -28,6 +28,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
+from penstock.postgres.preflight.finding import Finding
 from penstock.schema import Lsn, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
@@ -57,6 +58,22 @@ class Destination(ABC):
     """Where tables go."""
 
     name: ClassVar[str]
+
+    def spark_settings(self) -> dict[str, str]:
+        """The Spark settings this destination needs: packages, extensions, catalogs.
+
+        Called before `startup`, and only when Penstock builds the session. Settings from the
+        configuration win over these.
+        """
+        return {}
+
+    def preflight(self) -> list[Finding]:
+        """What stands in the way of writing here, for `penstock doctor` and before a start.
+
+        Called before `startup`, without a Spark session. Must leave nothing behind. An error
+        keeps the pipeline from starting, before it creates its slot.
+        """
+        return []
 
     def startup(self, context: DestinationContext) -> None:  # noqa: B027
         """Called once, before anything else."""
