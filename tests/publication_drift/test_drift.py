@@ -20,7 +20,7 @@ from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable, published_tables
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_triggers import install
-from penstock.publication_drift.drift import Standing, forget_terms
+from penstock.publication_drift.drift import Drift, forget_terms
 from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.publication_drift.terms import Partition, Terms
 from penstock.schema import (
@@ -56,7 +56,7 @@ def look(source_at: int = 0) -> Membership:
     return Membership((), ZERO_LSN, time.monotonic(), Lsn(source_at))
 
 
-def standing(root: Path, journal: Journal | None = None, **settings: Any) -> Standing:
+def standing(root: Path, journal: Journal | None = None, **settings: Any) -> Drift:
     settings = {"pg_connection": PgConnection(), **settings}
     config = PipelineConfig(id="x", publication_name="p", **settings)
     context = PipelineContext(
@@ -66,7 +66,7 @@ def standing(root: Path, journal: Journal | None = None, **settings: Any) -> Sta
         MemoryDestination(),
         None,  # type: ignore[arg-type]  # nothing here needs Spark
     )
-    return Standing(context, TABLE.id)
+    return Drift(context, TABLE.id)
 
 
 def test_terms_are_compared_with_those_of_the_copy_also_after_a_restart(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ class Looks:
 
     def __init__(self, database: Database, root: Path) -> None:
         connection = PgConnection(uri=database.dsn)
-        self._standing = standing(root, Journal(root), pg_connection=connection)
+        self._drift = standing(root, Journal(root), pg_connection=connection)
         self.session = connect(connection, "test")
         self.execute = self.session.execute
 
@@ -189,11 +189,11 @@ class Looks:
     def lost(self, *statements: str) -> bool:
         """Whether the look after the statements finds that rows may be lost."""
         before = self.now()
-        self._standing.keep(before.terms)
+        self._drift.keep(before.terms)
         for statement in statements:
             self.execute(statement.encode())
-        self._standing.see(self.now(), look(), before.schema)
-        return self._standing.wants_copy(self.now())
+        self._drift.see(self.now(), look(), before.schema)
+        return self._drift.wants_copy(self.now())
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from penstock.pipeline.maintenance import TableMaintenance
 from penstock.pipeline.source_watch import Membership
 from penstock.pipeline.status import Meter, position_at
 from penstock.postgres.catalog import PublishedTable
-from penstock.publication_drift.drift import Standing
+from penstock.publication_drift.drift import Drift
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
 from penstock.spark.own_session import own_session
 from penstock.states import (
@@ -78,7 +78,7 @@ class PipelineTable:
         self._maintenance = TableMaintenance()
         self._outage = StoreOutage(context.stopping)
         self._worked_at = 0.0
-        self._standing = Standing(context, published.schema.id)
+        self._drift = Drift(context, published.schema.id)
         self._copied_for: Lsn | None = None
         self._finished_at: Lsn | None = None
         self.published = published
@@ -124,12 +124,12 @@ class PipelineTable:
         may_maintain = may_maintain and isinstance(state, Ready)
         if may_maintain and self._maintenance.due(self.batches, self._worked_at):
             return Job.MAINTAIN
-        return Job.APPLY if applier.has_work or self._drifted or self._standing.broken else None
+        return Job.APPLY if applier.has_work or self._drifted or self._drift.broken else None
 
     def see(self, published: PublishedTable, membership: Membership) -> None:
         """Take in how the catalog describes the table."""
         self.published = published
-        self._standing.see(published, membership, self._there())
+        self._drift.see(published, membership, self._there())
 
     @property
     def _drifted(self) -> bool:
@@ -141,7 +141,7 @@ class PipelineTable:
         applier = self._applier
         return (
             applier is not None
-            and self._standing.drifted_from(applier)
+            and self._drift.drifted_from(applier)
             and isinstance(self.state, Ready)
             and not applier.pending
         )
@@ -188,7 +188,7 @@ class PipelineTable:
     @property
     def unsettled(self) -> bool:
         """Whether it may have to be copied again, or altered, for what the catalog has shown."""
-        return self._standing.unsettled(self._applier)
+        return self._drift.unsettled(self._applier)
 
     # Jobs, each in a thread of a pool.
 
@@ -268,7 +268,7 @@ class PipelineTable:
     def _copy(self) -> None:
         self._forget_applier()
         self.rows.reset()
-        schema, keep = self.published.schema, self._standing.keep
+        schema, keep = self.published.schema, self._drift.keep
         copier = Copier(
             self._context, schema, self._session, self.enter, keep, self.rows, self._attempts
         )
@@ -289,7 +289,7 @@ class PipelineTable:
             self.enter(self.state.interrupted)
         applier = self._applier or self._open_applier()
         before, nulled, cursor = applier.batches, applier.nulled, applier.cursor
-        if self._standing.wants_copy(self.published):
+        if self._drift.wants_copy(self.published):
             self.resync()
             return
         try:
@@ -303,7 +303,7 @@ class PipelineTable:
             self.batches += applier.batches - before
             self.nulled += applier.nulled - nulled
         position = applier.passed_barrier()
-        if position is not None and self._standing.left_behind:
+        if position is not None and self._drift.left_behind:
             logger.info("source was promoted under the copy", extra={"table": self.name})
             self.resync()
             return
@@ -343,10 +343,10 @@ class PipelineTable:
             self._session,
             self.applied,
             self._wake,
-            lambda: self._standing.exact,
+            lambda: self._drift.exact,
         )
         applier.open()
-        self._standing.keep_first(self.published.terms)
+        self._drift.keep_first(self.published.terms)
         self._applier = applier
         return applier
 

@@ -1,11 +1,10 @@
-"""How a table stands in the catalog, beside what its copy was made of.
+"""Compares a table's publication terms in the catalog with those of its copy.
 
-The watch looks at the publication every few seconds. Columns that differ from what
-the destination has are told by the stream too, with the next row; terms that are
-broken (see `postgres.terms`) by nothing else. So the terms of the copy are kept in a
-file beside the journal, and a change of them is found also when it happened while no
-pipeline ran. The file is written before the copy counts: without the state that
-follows it, the copy is made again and so is the file.
+The source watch reads the publication every few seconds. A change of columns also comes through
+the stream, with the next row. A change of terms (see `terms`) comes through nothing else. So
+the terms of each copy are stored in a file next to the journal, and a change is found even if
+it happened while no pipeline ran. The file is written before the state `finished_copy`: after a
+crash between the two, the copy and the file are made again.
 
     <journal>/terms/<oid>.json
 """
@@ -43,16 +42,16 @@ _LOCK_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Refiled:
-    """What has other files under `terms`: partitions, or the table itself. Whether the stream
-    tells why is known when the journal has got `until`."""
+    """Partitions (or the table itself) whose relfilenode differs under `terms`. Whether the stream
+    contains the reason is known once the journal has reached `until`."""
 
     partitions: dict[int, Partition]
     terms: Terms
     until: Lsn
 
 
-class Standing:
-    """What is known of one table's standing. The watch sees, the table's jobs keep."""
+class Drift:
+    """The drift of one table. The watch thread calls `see`; the table's jobs call the rest."""
 
     def __init__(self, context: PipelineContext, table_id: TableId) -> None:
         self._context = context
@@ -67,8 +66,8 @@ class Standing:
         self._joined: Terms | None = None
 
     def see(self, published: PublishedTable, seen: Membership, there: TableSchema) -> None:
-        """Compare with how the catalog describes the table; `there` is what the destination
-        has."""
+        """Compare the copy's terms with what the catalog shows; `there` is the destination's
+        schema."""
         self._differing = None if published.schema.same_columns(there) else seen
         with self._lock:
             kept = self._kept or self._load()
@@ -79,8 +78,7 @@ class Standing:
             if self._broken is not None:
                 return
             if (refiled := self._refiled) is not None:
-                # An earlier look that still waits for the journal: a later one would
-                # wait for longer.
+                # Decide the earlier look first; it waits for an earlier position of the journal.
                 if self._context.journal.end >= refiled.until and not self._untold():
                     self._accept(kept, refiled.terms)
             elif partitions := kept.refiled_by(published.terms):
@@ -93,15 +91,15 @@ class Standing:
                 self._go_on_with(published.terms, published.terms.seen)
 
     def _accept(self, kept: Terms, now: Terms) -> None:
-        """Go on with other terms, unless a partition is new under them that may have rows."""
+        """Adopt the new terms, unless they have a new partition that may have brought rows."""
         if kept.joined_by(now):
             self._joined = now
         else:
             self._go_on_with(now)
 
     def _missed(self, kept: Terms, now: Terms) -> str | None:
-        """What no look has seen: a partition that came and went, or rows that were sent under
-        another table's name for a while."""
+        """Return what happened between two looks at the catalog: a partition that came and went,
+        or changes that were sent under another table's name."""
         journal = self._context.journal
         for oid, xid in journal.partitions_sent_under(self._table_id).items():
             known = oid in kept.partitions or oid in now.partitions
@@ -114,7 +112,7 @@ class Standing:
         return None
 
     def keep(self, terms: Terms) -> None:
-        """These are the terms from here on. Durable when this returns."""
+        """Store the terms to compare with from now on. They are durable when this returns."""
         with self._lock:
             self._file.parent.mkdir(exist_ok=True)
             replace(self._file, json.dumps(terms.to_json()))
@@ -123,8 +121,8 @@ class Standing:
             self._broken = self._refiled = self._joined = None
 
     def _go_on_with(self, terms: Terms, since: VisibleXids | None = None) -> None:
-        """Keep what has changed since the copy, which is still of the timeline it was of.
-        What was before `since` does not matter any more."""
+        """Store changed terms for the same copy: its timeline stays. Transactions before `since`
+        need no further check."""
         with self._lock:
             copied = self._kept or terms
             self.keep(
@@ -135,9 +133,9 @@ class Standing:
     def left_behind(self) -> bool:
         """Whether the source was promoted since the copy was made.
 
-        Then it may lack what the snapshot saw, and other transactions may have got the ids
-        of those that are lost. What is in the journal up to a promotion is safe (the
-        receiver sees to that), so this matters for a copy whose barrier is not passed.
+        The new primary may lack transactions that the snapshot saw, and may assign their ids
+        to other transactions. Changes in the journal up to a promotion are safe (the receiver
+        checks that), so this matters only until the copy's barrier is passed.
         """
         kept = self._kept or self._load()
         now = self._context.journal.source_history().timeline
@@ -145,18 +143,18 @@ class Standing:
 
     @property
     def exact(self) -> bool:
-        """Whether the table's rows are all that the source has, and no others."""
+        """Whether the publication sends every kind of change; only then does a mirror equal it."""
         kept = self._kept or self._load()
         return kept is None or kept.exact
 
     def keep_first(self, terms: Terms) -> None:
-        """Begin to keep terms for a copy that was made by a release which kept none."""
+        """Store terms for a copy that was made by a release that stored none."""
         if self._kept is None and self._load() is None:
             self.keep(terms)
 
     def drifted_from(self, applier: Applier) -> bool:
-        """Whether the catalog, looked at since, has other columns than the destination, and
-        the journal has nothing that would tell of it."""
+        """Whether a look at the catalog, after the applier adopted its schema, found other columns
+        than the destination has, and the journal has passed that look without a new version."""
         seen = self._differing
         return (
             seen is not None
@@ -166,14 +164,14 @@ class Standing:
 
     @property
     def broken(self) -> str | None:
-        """What has happened to the rows that no change tells of, in words; None if nothing.
+        """What happened to the rows that the stream does not carry, in words; None if nothing.
 
-        Columns that differ come first: whether these are followed is for the policy to say.
+        A difference of columns is handled first, by `schema_change_policy`.
         """
         return None if self._differing else self._found()
 
     def unsettled(self, applier: Applier | None) -> bool:
-        """Whether a look has found what is not judged or followed yet."""
+        """Whether a look at the catalog found a difference that is not decided yet."""
         seen, refiled = self._differing, self._refiled
         return (
             (seen is not None and (applier is None or seen.read_at > applier.adopted_at))
@@ -192,7 +190,7 @@ class Standing:
         return self._broken
 
     def _untold(self) -> dict[int, Partition]:
-        """Those that have another file for a reason that is not in the journal."""
+        """Partitions whose relfilenode changed for a reason that the stream did not report."""
         refiled, journal = self._refiled, self._context.journal
         if refiled is None or journal.end < refiled.until:
             return {}
@@ -203,8 +201,8 @@ class Standing:
         }
 
     def _lost_nothing(self) -> bool:
-        """Whether the broken terms are only those of partitions that still have their rows,
-        or that had none when they were attached."""
+        """Whether every difference is a partition that kept its rows, or that had no rows when it
+        was attached. Looks into the partitions."""
         kept, refiled, untold = self._kept, self._refiled, self._untold()
         terms = refiled.terms if refiled and untold else self._joined
         if self._broken is not None or kept is None or terms is None:
@@ -220,12 +218,12 @@ class Standing:
         except PenstockError as error:
             if error.kind.retryable:
                 raise
-            return False  # a partition that is gone, or that we may not look into
+            return False  # a partition is gone, or may not be read
         self._go_on_with(terms)
         return True
 
     def wants_copy(self, published: PublishedTable) -> bool:
-        """Whether the terms are broken and the destination wants another copy for that."""
+        """Whether the terms are broken and the destination asks for another copy."""
         broken = self.broken
         if broken is None or self._lost_nothing():
             return False
@@ -233,7 +231,7 @@ class Standing:
         if copied.includes(str(table.name)):
             action = self._context.destination.rows_changed(table, broken)
         else:
-            action = SchemaChangeAction.CONTINUE  # it never had the rows that were there
+            action = SchemaChangeAction.CONTINUE  # the table was never copied
         logger.info(
             "table has other rows, and no change tells which",
             extra={"table": str(table.name), "what": broken, "action": action.value},
@@ -255,12 +253,12 @@ class Standing:
 
 
 def kept_terms(journal: Path, table_id: TableId) -> Terms | None:
-    """The terms of a table's copy, as the journal at `journal` has them."""
+    """The stored terms of a table's copy; None if there are none."""
     return _load(_file(journal, table_id))
 
 
 def forget_terms(journal: Journal, table_id: TableId) -> None:
-    """The table has left the publication."""
+    """Remove the stored terms of a table that left the publication."""
     _file(journal.root, table_id).unlink(missing_ok=True)
 
 

@@ -1,6 +1,7 @@
-"""Which partitions the stream has sent under the names of other tables.
+"""Which partitions the stream has sent under the name of another table.
 
-Of a partition that came and went between two looks at the catalog, this is all there is.
+A partition that was created, filled and dropped between two looks at the catalog leaves no other
+trace.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from penstock.states import VisibleXids
 
 
 class SentPartition(NamedTuple):
-    """A partition whose changes are sent under the name of `root`, and the transaction in
-    which the stream told so."""
+    """A partition whose changes are sent under the name of `root`. `xid` is the transaction whose
+    Relation messages showed it."""
 
     root: TableId
     oid: int
@@ -31,7 +32,7 @@ class SentPartition(NamedTuple):
 
 
 class SentPartitions:
-    """All that were told of, each with the transaction of the last time."""
+    """All partitions seen so far, each with the newest transaction that showed it."""
 
     def __init__(self) -> None:
         self._partitions: dict[TableId, dict[int, int]] = defaultdict(dict)
@@ -43,18 +44,18 @@ class SentPartitions:
             self._roots[oid].add(root)
 
     def forget(self, judged: VisibleXids) -> None:
-        """Drop what those transactions told: one day their ids will be others'."""
+        """Forget what these transactions showed. Their 32-bit ids will be used again."""
         for root, oid, xid in self.everything():
             if judged.contains(xid):
                 del self._partitions[root][oid]
                 self._roots[oid].discard(root)
 
     def under(self, table: TableId) -> Mapping[int, int]:
-        """Those that are sent under this table's name: oid and transaction."""
+        """Partitions sent under this table's name: oid to transaction."""
         return self._partitions.get(table, {})
 
     def elsewhere(self, table: TableId, oids: Iterable[int]) -> dict[int, int]:
-        """Those of `oids` that were sent under the name of another table."""
+        """The members of `oids` that were sent under another table's name, with the transaction."""
         return {
             oid: self._partitions[root][oid]
             for oid in oids

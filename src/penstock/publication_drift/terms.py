@@ -1,29 +1,26 @@
-"""The terms on which a table is published, and which changes of them the stream leaves out.
+"""The terms on which a table is published: which rows belong to it, and which changes are sent.
 
-The stream carries changes of rows. It does not carry what happens to rows by the
-way in which they belong to a published table:
+Terms matter because the stream does not report these changes:
 
-- A partition that is sent under its root's name brings its rows when it is attached
-  and takes them when it is detached or dropped. A TRUNCATE of it alone is not sent
-  either. It gives the partition another file, like one of the root, which is sent: the
-  transaction that made the file tells them apart.
-- What happens to a table while it is outside the publication is not sent, and nobody
-  who looks only now and then can see that it was outside for a moment. It is outside
-  while it is in another schema, too, where the publication has the schema.
-- What happens to partitions is sent under their root's name, or under their own, as
-  `publish_via_partition_root` is at that moment; the other one misses it. So does a
-  table that is published by itself and was a partition for a moment.
-- Another row filter makes other rows belong. What happened while the publication left out
-  deletes, say, is not sent when it has them again.
-- `ALTER TABLE` may rewrite a table's rows, or leave them out of the WAL for a while (`SET
-  UNLOGGED`). The event triggers announce both; without them the table's other file tells.
-- Rows show other values when a label of an enum is renamed, or when a composite type gets or
-  loses an attribute: these are stored as numbers, and put into words when they are read.
+- A partition that is sent under its root's name brings its rows when it is attached and takes them
+  away when it is detached or dropped. A TRUNCATE of a single partition is not sent either. It
+  gives the partition a new relfilenode, and so does a TRUNCATE of the root, which is sent; the
+  transaction that changed `pg_class` tells the two apart.
+- Changes of a table while it is outside the publication are not sent, and a periodic look at the
+  catalog can miss that the table was outside. A table that is published through its schema is
+  outside while it is in another schema.
+- `publish_via_partition_root` decides at each moment whether a partition's changes are sent under
+  the root's name or under its own. The other name misses them. The same holds for a table that was
+  a partition for a moment.
+- Another row filter makes other rows belong. Operations that `publish` left out are not sent later.
+- `ALTER TABLE` may rewrite rows, or keep them out of the WAL (`SET UNLOGGED`). The event triggers
+  announce both; without triggers the relfilenode and the TOAST table show it.
+- A renamed enum label, or a composite type that gets or loses an attribute, changes how stored rows
+  are printed.
 
-So the terms of a copy are kept, and compared with those that the catalog shows
-later. Where they are broken only another copy helps. A partition that came and went
-between two looks is not in the catalog any more; if it got rows, the stream has told of
-it before the first of them, and of the name that it was sent under.
+So the terms of a copy are stored, and compared with what the catalog shows later. Broken terms need
+another copy. A partition that came and went between two looks is no longer in the catalog; if it
+got rows, the stream contains its Relation message (see `sent_partitions`).
 """
 
 from __future__ import annotations
@@ -41,15 +38,14 @@ _PRINTED_PARTS = {"label": "an enum's label", "row": "a composite type's attribu
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation that holds rows of a table: of a partitioned one, or its own.
+    """A relation that holds rows of a published table: a partition, or the table itself.
 
-    `links` are the transactions that tied it to its ancestors; a table of its own has none. A
-    partition that may have been `attached` may have had rows before; one that was created as
-    such had none. `file` is where its rows are (0 where nobody wants to hear of a TRUNCATE: the
-    publication leaves them out), and `touched_by` the transaction that changed its entry in the
-    catalog last: a TRUNCATE does, when it gives it another file. `toast` is the table that
-    has its large values: `ALTER TABLE` makes another one when it rewrites rows, and
-    TRUNCATE, VACUUM FULL and CLUSTER do not.
+    links: the transactions that tied it to its ancestors; empty for the table itself.
+    attached: it may have been attached with rows. False if it was created as a partition.
+    file: its relfilenode; 0 if the publication does not send TRUNCATE, where it does not matter.
+    touched_by: the transaction that last changed its row in `pg_class`, as TRUNCATE does.
+    toast: the oid of its TOAST table. `ALTER TABLE` makes a new one when it rewrites rows;
+        TRUNCATE, VACUUM FULL and CLUSTER keep it.
     """
 
     name: str
@@ -64,7 +60,7 @@ class Partition:
         return not self.links
 
     def keeps_rows_of(self, before: Partition) -> bool:
-        """Whether its file is of the same rows, or of others that the stream tells of."""
+        """Whether its file holds the same rows, or only differs in ways that the stream reports."""
         if self.file == before.file or 0 in (self.file, before.file):
             return True
         return self.own and self.toast == before.toast != 0
@@ -72,21 +68,23 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`entries` name the rows of the catalog that put the table into the publication: made
-    anew when it leaves and comes back, and when its filter or column list is set anew.
-    `printed` is what the parts of its columns' types are printed as: the labels of enums,
-    the attributes of composite types. The terms were `seen` together with these
-    transactions, on this `timeline` of the server's. Those before `since`, at first the copy's,
-    are known to have broken nothing.
+    """The terms of one table, as one look at the catalog saw them.
 
-    `options` is the transaction that last set the publication's options, and `shown` stands for
-    what they are: a change of them that shows is no matter, one that was taken back may have
-    left changes out. Tables that are partitioned or partitions have nothing `shown`, for any
-    change of them matters. `columns` has each column with the transaction that last touched it:
-    to attach or detach a table touches all of them. None where partitions are published by
-    themselves, and it makes no difference. `sends` is the publication's `publish`.
-    `partitions` has the table itself, where it is not partitioned and nobody announces what
-    is done to it.
+    entries: the catalog rows that put the table into the publication. They are new rows when the
+        table leaves and comes back, and when its filter or column list is set again.
+    row_filter: the publication's WHERE clause for the table.
+    partitions: by oid; the table itself if it is not partitioned and no event trigger announces
+        rewrites.
+    options: the transaction that last set the publication's options. `shown` is their value. If
+        `options` differs and `shown` does not, options were set and set back, and changes
+        may be missing. Partitioned tables and partitions have an empty `shown`: every change of
+        the options matters to them.
+    columns: each column with the transaction that last touched it. Attaching or detaching a table
+        touches all of them. Empty where partitions are published by themselves.
+    printed: how parts of the column types are printed: enum labels, composite attributes.
+    sends: the publication's `publish`.
+    timeline, seen: the server's timeline, and the transactions visible at the look.
+    since: transactions visible here (at first: in the copy) have broken nothing.
     """
 
     entries: frozenset[str] = frozenset()
@@ -102,7 +100,8 @@ class Terms:
     since: VisibleXids | None = field(default=None, compare=False)
 
     def broken_by(self, now: Terms) -> str | None:
-        """What has happened since that no change in the stream tells of; None if nothing has."""
+        """What happened between these terms and `now` that the stream does not report; None if
+        nothing did."""
         if self.sends != now.sends:
             return f"the publication sends {now.sends or 'nothing'} now"
         if self.row_filter != now.row_filter:
@@ -126,11 +125,11 @@ class Terms:
 
     @property
     def exact(self) -> bool:
-        """Whether everything is sent that happens to the table's rows."""
+        """Whether the publication sends every kind of change."""
         return self.sends == _EVERYTHING
 
     def joined_by(self, now: Terms) -> dict[int, Partition]:
-        """The partitions that are new, and may have brought rows."""
+        """New partitions that may have brought rows."""
         return {
             oid: new
             for oid, new in now.partitions.items()
@@ -138,23 +137,22 @@ class Terms:
         }
 
     def judged_since(self, now: Terms, xid: int) -> bool:
-        """Whether a transaction ended after `since`, and before these terms were seen."""
+        """Whether transaction `xid` ended after `since` and before `now` was read."""
         if self.since is None or now.seen is None:
             return False
         return now.seen.contains(xid) and not self.since.contains(xid)
 
     def aged(self, now: Terms) -> bool:
-        """Whether `since` is so long ago that the stream's transaction ids would soon seem
-        to be older than it: they have 32 bits."""
+        """Whether `since` is so old that new 32-bit transaction ids would soon compare as older."""
         if self.since is None or now.seen is None:
             return now.seen is not None
         return now.seen.xmax - self.since.xmax > _AGED
 
     def refiled_by(self, now: Terms) -> dict[int, Partition]:
-        """The partitions whose rows are in another file now.
+        """Partitions with another relfilenode in `now`.
 
-        Rows may be other ones then, unless the transaction that touched it last truncated the
-        whole table, which the stream tells: what was before does not matter any more.
+        Their rows may differ, unless the transaction that touched them last truncated the whole
+        table: the stream contains that, and what was before it does not matter.
         """
         refiled = {}
         for oid, new in now.partitions.items():
@@ -165,7 +163,7 @@ class Terms:
         return refiled
 
     def send_the_same(self, other: Terms) -> bool:
-        """Whether on both terms the same changes of the table's own are sent."""
+        """Whether the same changes of the table itself are sent under both terms."""
         return replace(self, partitions={}) == replace(other, partitions={})
 
     def to_json(self) -> dict[str, Any]:
