@@ -24,6 +24,7 @@ BASE = {
     "events",
     "states",
     "errors",
+    "findings",
     "config",
     "yaml_file",
     "failpoints",

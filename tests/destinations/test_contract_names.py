@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -27,3 +29,12 @@ def test_a_signature_mentions_only_public_names(kind: type) -> None:
     mentioned = {name for text in _signatures(kind) for name in re.findall(r"\w+", text)}
     missing = mentioned - _ELSEWHERE - {"ClassVar"} - set(penstock.destinations.__all__)
     assert not missing
+
+
+def test_the_contracts_load_neither_spark_nor_arrow() -> None:
+    program = (
+        "import sys, penstock.destinations, penstock.stores\n"
+        "print(sorted({'pyspark', 'pyarrow'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr

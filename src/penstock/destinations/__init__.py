@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.destinations.base import Destination, DestinationContext, WriteResult, WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, Severity
 from penstock.lazy import loader
-from penstock.postgres.preflight.finding import Finding, Severity
 from penstock.schema import ColumnSchema, DdlNote, Lsn, TableId, TableName, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore

@@ -28,7 +28,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
-from penstock.postgres.preflight.finding import Finding
+from penstock.findings import Finding
 from penstock.schema import Lsn, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore

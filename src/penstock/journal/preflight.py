@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, error, from_error, warning
 from penstock.journal.journal import Journal
 from penstock.journal.source import ANEW, is_past_lost, require_match, require_own
 from penstock.postgres.connection import Session, in_recovery
-from penstock.postgres.preflight.finding import Finding, error, from_error, warning
 from penstock.postgres.slots import SlotInfo
 
 _SUBJECT = "journal"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, Severity, from_error
 from penstock.postgres.connection import Session, connect, translated
-from penstock.postgres.preflight.finding import Finding, Severity, from_error
 from penstock.postgres.preflight.publication import publication_findings
 from penstock.postgres.preflight.server import (
     announcement_findings,

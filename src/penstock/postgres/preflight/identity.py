@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, error, listed
 from penstock.postgres.catalog import (
     Publication,
     PublishedTable,
@@ -24,7 +25,6 @@ from penstock.postgres.catalog import (
 )
 from penstock.postgres.catalog import publication as publication_of
 from penstock.postgres.connection import Session, translated
-from penstock.postgres.preflight.finding import Finding, error, listed
 from penstock.schema import ReplicaIdentity, TableSchema, quote_identifier
 
 

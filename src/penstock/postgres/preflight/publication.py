@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, error, from_error, listed, warning
 from penstock.postgres.catalog import Publication, PublishedTable, publication, published_tables
 from penstock.postgres.connection import Session, server_version, translated
 from penstock.postgres.copy_targets import copy_targets
-from penstock.postgres.preflight.finding import Finding, error, from_error, listed, warning
 from penstock.postgres.preflight.identity import identity_findings
 from penstock.postgres.preflight.queries import row
 from penstock.schema import TableName, quote_identifier

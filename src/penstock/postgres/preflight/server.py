@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from penstock.config import PgConnection, PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
+from penstock.findings import Finding, error, from_error, warning
 from penstock.postgres.connection import Session, connect, in_recovery, server_version
 from penstock.postgres.ddl_triggers import TriggerState, may_make_triggers, trigger_state
-from penstock.postgres.preflight.finding import Finding, error, from_error, warning
 from penstock.postgres.preflight.queries import count, row, setting
 from penstock.postgres.slots import FAILOVER_SINCE, SlotInfo
 from penstock.schema import quote_identifier

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind
+from penstock.findings import Finding, error, warning
 from penstock.postgres.connection import Session, translated
-from penstock.postgres.preflight.finding import Finding, error, warning
 from penstock.postgres.slots import PLUGIN, SlotInfo, slot_info, waited_for
 
 _POLL_SECONDS = 0.2

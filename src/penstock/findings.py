@@ -1,4 +1,4 @@
-"""One thing that the preflight has to say."""
+"""What a check found, for `penstock doctor` and before a start."""
 
 from __future__ import annotations
 
