@@ -36,12 +36,13 @@ from penstock.testing import EmbeddedPostgres
 @cache
 def session() -> SparkSession:
     """The warm session that all measures with Spark share."""
-    from penstock.spark.session import DELTA_PACKAGE, build_session
+    from penstock.destinations.delta.session import PACKAGE, SPARK_SETTINGS
+    from penstock.spark.session import build_session
 
     spark = build_session(
         "penstock-bench",
         master="local[2]",
-        config={"spark.jars.packages": f"{DELTA_PACKAGE},{copying.JDBC_DRIVER}"},
+        config=SPARK_SETTINGS | {"spark.jars.packages": f"{PACKAGE},{copying.JDBC_DRIVER}"},
     )
     with tempfile.TemporaryDirectory() as directory:
         for _ in range(3):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import commit, machine, versions
+from penstock.destinations.delta import session as delta
 from penstock.spark.session import build_session
 from penstock.testing.crashes import Campaign
 from penstock.testing.driver import SPARK_SETTINGS
@@ -236,7 +237,9 @@ def main() -> int:
     options = parser.parse_args()
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    spark = build_session("penstock-soak", master="local[2]", config=SPARK_SETTINGS)
+    spark = build_session(
+        "penstock-soak", master="local[2]", config=delta.SPARK_SETTINGS | SPARK_SETTINGS
+    )
     soaks = {"changes": soak_changes, "publications": soak_publications}
     results = {
         part: run(spark, options.kills or _KILLS[part], seed)

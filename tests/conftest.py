@@ -132,13 +132,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     The tests of the command line and of the demo have drivers of their own, which run
     generated code.
     """
+    from penstock.destinations.delta.session import SPARK_SETTINGS
     from penstock.spark.session import INTERPRETED, build_session
 
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     session = build_session(
         "penstock-tests",
         master="local[2]",
-        config=INTERPRETED | {"spark.sql.warehouse.dir": str(warehouse)},
+        config=SPARK_SETTINGS | INTERPRETED | {"spark.sql.warehouse.dir": str(warehouse)},
     )
     yield session
     session.stop()

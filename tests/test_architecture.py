@@ -31,6 +31,7 @@ BASE = {
     "signals",
     "lazy",
     "registry",
+    "directories",
 }
 # One subject whose parts lie at different heights: each of its modules is a room of its own.
 LAYERED = {"publication_drift"}

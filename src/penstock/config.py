@@ -2,8 +2,8 @@
 
 The models mirror the YAML one to one. Unknown keys are errors that name the key
 and the nearest known one; secrets print as `***`. A YAML file has the fields of
-`PipelineConfig` at the top level, and `store`, `destination` and `spark`, from which
-`pipeline.assembly` builds those three. `${NAME}` in a value is replaced from the
+`PipelineConfig` at the top level, and `store` and `destination`, from which
+`pipeline.assembly` builds those two. `${NAME}` in a value is replaced from the
 environment, so that a password need not be in the file (see `yaml_file`).
 """
 
@@ -264,6 +264,13 @@ class TableSyncCopy(_Model):
                 return table not in self.tables
 
 
+class SparkConfig(_Model):
+    """The Spark session that a pipeline starts; `config` is handed to Spark as it is."""
+
+    master: str | None = None
+    config: dict[str, str] = Field(default_factory=dict)
+
+
 class PipelineConfig(_Model):
     """One pipeline: a publication, a slot, a journal."""
 
@@ -286,6 +293,7 @@ class PipelineConfig(_Model):
     on_unrepresentable: Literal["error", "null"] = "error"
     column_types: dict[_QualifiedName, dict[str, str]] = Field(default_factory=dict)
     replication_lag_refresh_interval_ms: int = Field(1000, gt=0)
+    spark: SparkConfig = SparkConfig()
 
     @property
     def slot_name(self) -> str:
@@ -333,19 +341,11 @@ class DestinationConfig(ComponentConfig):
     type: str = "delta"
 
 
-class SparkConfig(_Model):
-    """The Spark session of a YAML file; `config` is handed to Spark as it is."""
-
-    master: str | None = None
-    config: dict[str, str] = Field(default_factory=dict)
-
-
 class FileConfig(PipelineConfig):
     """A whole YAML file: the pipeline and what surrounds it."""
 
     store: StoreConfig = StoreConfig()
     destination: DestinationConfig = DestinationConfig()
-    spark: SparkConfig = SparkConfig()
 
 
 def load_config(path: str | Path) -> FileConfig:

@@ -35,7 +35,7 @@ def test_a_source_that_is_ready(
         connection.execute(SHOP)
     outcome = penstock("doctor", write_config(database.dsn))
     assert outcome.code == 0
-    assert "java, journal directory, lake directory, store" in outcome.stdout
+    assert "java, journal directory, destination, store" in outcome.stdout
     assert "slot penstock_shop" in outcome.stdout
     assert outcome.stdout.splitlines()[-1].startswith("ready")
     assert penstock.files() == set()

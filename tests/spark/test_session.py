@@ -14,9 +14,9 @@ from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from penstock.destinations.delta.session import PACKAGE, SPARK_SETTINGS
 from penstock.errors import ErrorKind, PenstockError
 from penstock.spark.session import (
-    DELTA_PACKAGE,
     _launch,
     build_session,
     check_java,
@@ -155,7 +155,7 @@ def test_every_default_can_be_overridden(spark: SparkSession) -> None:
 
 
 def test_a_file_system_s_package_is_not_among_what_is_left_out() -> None:
-    left_out = default_settings("local")["spark.jars.excludes"].split(",")
+    left_out = SPARK_SETTINGS["spark.jars.excludes"].split(",")
     for package, wanted in (("hadoop-aws", True), ("hadoop-client-runtime", False)):
         name = f"org.apache.hadoop:{package}"
         assert any(fnmatch.fnmatch(name, each) for each in left_out) is not wanted
@@ -230,4 +230,4 @@ def test_preparing_a_session_keeps_the_users_packages(spark: SparkSession) -> No
 def test_the_delta_package_is_the_one_that_is_installed() -> None:
     from importlib.metadata import version
 
-    assert DELTA_PACKAGE.endswith(":" + version("delta-spark"))
+    assert PACKAGE.endswith(":" + version("delta-spark"))

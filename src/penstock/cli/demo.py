@@ -30,13 +30,14 @@ from rich.text import Text
 from penstock.cli.driver import Driver
 from penstock.cli.exits import ExitCode
 from penstock.cli.signals import end_children
-from penstock.cli.spark import spark_session
-from penstock.cli.surroundings import require_writable
 from penstock.cli.view import LiveView, PlainView, View
 from penstock.destinations import DeltaDestination
+from penstock.destinations.delta.session import SPARK_SETTINGS
+from penstock.directories import require_writable
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
 from penstock.spark.session import SHORT_LIVED, check_java
+from penstock.spark.temporary_session import temporary_session
 from penstock.testing import EmbeddedPostgres, shop
 from penstock.testing.comparison import Comparison, compare
 from penstock.testing.driver import Status
@@ -80,7 +81,7 @@ class Place:
     def prepare(cls, lake: Path) -> Self:
         """An empty directory. What an earlier demo left is removed, and nothing else."""
         lake = lake.absolute()
-        require_writable(lake, "lake directory", "--lake")
+        require_writable(lake, "lake directory", "--lake", ErrorKind.DESTINATION_REJECTED)
         if lake.is_dir() and any(lake.iterdir()):
             if not (lake / _MARKER).exists():
                 raise PenstockError(
@@ -218,7 +219,9 @@ class Demo:
         time.sleep(_REFRESH_S)
 
     def _compare(self, connection: psycopg.Connection[Any]) -> Iterator[Comparison]:
-        spark = self._stack.enter_context(spark_session("penstock-demo", config=SHORT_LIVED))
+        spark = self._stack.enter_context(
+            temporary_session("penstock-demo", config=SPARK_SETTINGS | SHORT_LIVED)
+        )
         _handle_signals()  # Spark has put its own handler in place of ours
         lake = DeltaDestination(self._place.lake)
         for table in _TABLES:
@@ -286,7 +289,9 @@ def _query(place: Place) -> str:
     table = DeltaDestination(place.lake).path(TableName("public", "orders"))
     query = f"SELECT status, count(*), sum(total) FROM delta.`{table}` GROUP BY status"
     program = (
-        f'from penstock.spark.session import build_session; build_session().sql("{query}").show()'
+        "from penstock.destinations.delta.session import SPARK_SETTINGS;"
+        " from penstock.spark.session import build_session;"
+        f' build_session(config=SPARK_SETTINGS).sql("{query}").show()'
     )
     return f"{_short(Path(sys.executable))} -c {shlex.quote(program)}"
 

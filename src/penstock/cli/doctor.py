@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.surroundings import requirements
-from penstock.config import FileConfig, load_config
-from penstock.errors import PenstockError
+from penstock.config import FileConfig
 from penstock.journal.preflight import journal_findings
+from penstock.pipeline.assembly import Assembly
 from penstock.postgres.preflight import Finding, Severity, preflight
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
@@ -22,30 +21,18 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
 
 def examine(path: Path, *, as_json: bool) -> ExitCode:
     """Look at everything, print what was found, and say whether a pipeline could run."""
-    config = load_config(path)
-    local = list(_local_findings(config))
+    assembly = Assembly.of_file(path)
+    config = assembly.config
+    local = {each.name: each.findings() for each in assembly.requirements()}
     source = preflight(config, also=journal_findings)
-    findings = [*[finding for _, finding in local if finding], *source]
+    findings = [*itertools.chain(*local.values()), *source]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if as_json:
         typer.echo(json.dumps(_as_json(findings), indent=2))
     else:
-        fine = [name for name, finding in local if finding is None]
+        fine = [name for name, found in local.items() if not found]
         _print(config, fine, findings, len(errors))
     return ExitCode.FAILED if errors else ExitCode.OK
-
-
-def _local_findings(config: FileConfig) -> Iterator[tuple[str, Finding | None]]:
-    for requirement in requirements(config):
-        try:
-            requirement.check()
-        except PenstockError as error:
-            found = Finding(
-                Severity.ERROR, requirement.name, error.message, error.hint or "", error.kind
-            )
-            yield requirement.name, found
-        else:
-            yield requirement.name, None
 
 
 def _print(config: FileConfig, fine: list[str], findings: list[Finding], errors: int) -> None:

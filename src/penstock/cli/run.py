@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 from penstock.cli.exits import ExitCode
 from penstock.cli.options import Progress
 from penstock.cli.signals import StopRequest
-from penstock.cli.spark import spark_session
-from penstock.cli.surroundings import require_receiver_surroundings, require_surroundings
 from penstock.cli.view import LiveView, View, view_for
 from penstock.config import FileConfig, load_config
 from penstock.errors import PenstockError
+from penstock.pipeline.assembly import Assembly
+from penstock.pipeline.surroundings import journal_requirement
 from penstock.postgres.preflight import Finding, preflight, report, require
-from penstock.registry import DESTINATIONS, STORES
+from penstock.spark.temporary_session import remove_directories
 
 if TYPE_CHECKING:
-    from penstock.destinations.base import Destination
     from penstock.pipeline import Pipeline
-    from penstock.stores.base import PipelineStore
 
 logger = logging.getLogger("penstock.run")
 
@@ -38,7 +36,7 @@ _REFRESH_S = 0.5
 def run_receiver(path: Path) -> ExitCode:
     """Fill the journal until stopped."""
     config = load_config(path)
-    require_receiver_surroundings(config)
+    journal_requirement(config).require()
     report(_require_source(config))
     from penstock.journal.receiver import Receiver
 
@@ -51,24 +49,18 @@ def run_receiver(path: Path) -> ExitCode:
 
 def run_pipeline(path: Path, progress: Progress) -> ExitCode:
     """Replicate until stopped."""
-    config = load_config(path)
-    require_surroundings(config)
-    _require_source(config)
-    from penstock.pipeline import Pipeline
+    assembly = Assembly.of_file(path)
+    for requirement in assembly.requirements():
+        requirement.require()
+    _require_source(assembly.config)
 
-    stop = StopRequest("stopping, running writes finish")
+    stop = StopRequest("stopping, running writes finish", tidy=remove_directories)
     stop.install()
-    session = spark_session(
-        f"penstock-{config.id}", master=config.spark.master, config=config.spark.config
-    )
-    with session as spark, view_for(progress) as view:
+    with assembly.session() as spark, view_for(progress) as view:
         stop.install()  # Spark has put its own handler in place of ours
         if isinstance(view, LiveView):
             stop.say = view.say  # what is written past it breaks the table and is overdrawn
-        pipeline = Pipeline(
-            config, store=build_store(config), destination=build_destination(config), spark=spark
-        )
-        _run(pipeline, view, stop)
+        _run(assembly.pipeline(spark), view, stop)
     logger.info("stopped")
     return ExitCode.OK
 
@@ -78,20 +70,6 @@ def _require_source(config: FileConfig) -> list[Finding]:
 
     findings = preflight(config, slot_patience=_SLOT_PATIENCE_S)
     return require(findings, begun=Journal(config.journal_path).owner() is not None)
-
-
-def build_store(config: FileConfig) -> PipelineStore:
-    """The store that a file asks for."""
-    store: PipelineStore = STORES.build(config.store.type, config.store.settings)
-    return store
-
-
-def build_destination(config: FileConfig) -> Destination:
-    """The destination that a file asks for."""
-    destination: Destination = DESTINATIONS.build(
-        config.destination.type, config.destination.settings
-    )
-    return destination
 
 
 def _run(pipeline: Pipeline, view: View, stop: StopRequest) -> None:

@@ -21,18 +21,21 @@ from penstock.signals import SignalRelay
 class StopRequest:
     """`asked` is set by the first signal. Install it again after starting Spark,
     which puts a handler of its own in place of ours. `say` tells whoever asked that it
-    was heard; who draws on the terminal puts a way of its own there."""
+    was heard; who draws on the terminal puts a way of its own there. `tidy` removes files before
+    the process ends at once."""
 
-    def __init__(self, farewell: str) -> None:
+    def __init__(self, farewell: str, tidy: Callable[[], None] = lambda: None) -> None:
         self.asked = threading.Event()
         self.say: Callable[[str], None] = _say
         self._farewell = farewell
+        self._tidy = tidy
         self.install = SignalRelay(self._act).install
 
     def _act(self, number: int) -> None:
         if self.asked.is_set():
             try:
                 end_children()
+                self._tidy()
             finally:
                 os._exit(128 + number)
         self.asked.set()

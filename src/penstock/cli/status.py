@@ -11,34 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.run import build_store
 from penstock.cli.view import STATE_STYLES
-from penstock.config import FileConfig, load_config
-from penstock.errors import ErrorKind, PenstockError
-from penstock.pipeline import PipelineStatus, read_status
+from penstock.pipeline import PipelineStatus
+from penstock.pipeline.assembly import Assembly
 
 
 def show_status(path: Path, *, as_json: bool) -> ExitCode:
     """Print where the pipeline stands."""
-    status = stored_status(load_config(path), path)
+    status = Assembly.of_file(path).status()
     if as_json:
         typer.echo(json.dumps(status.to_json(), indent=2))
     else:
         _print(status)
     return ExitCode.OK
-
-
-def stored_status(config: FileConfig, path: Path) -> PipelineStatus:
-    """Where the pipeline of a file stands, by what it has stored."""
-    if config.store.type == "memory":
-        raise PenstockError(
-            ErrorKind.CONFIG,
-            f"{path} keeps its store in memory, where nobody else can look into it",
-            hint="set store.type to sql",
-        )
-    store = build_store(config)
-    for_reading = getattr(store, "for_reading", None)
-    return read_status(config, for_reading() if for_reading else store)
 
 
 def _print(status: PipelineStatus) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import typer
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.status import stored_status
-from penstock.config import FileConfig, load_config
+from penstock.config import FileConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.source import rightful_owner
 from penstock.pipeline import PipelineStatus, TableStatus
+from penstock.pipeline.assembly import Assembly
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.connection import connect
 
@@ -29,8 +29,8 @@ def ask(path: Path, action: Action, names: Sequence[str], *, every: bool) -> Exi
             else "tables and --all do not go together",
             hint=f"penstock {action} {path} public.orders",
         )
-    config = load_config(path)
-    status = stored_status(config, path)
+    assembly = Assembly.of_file(path)
+    config, status = assembly.config, assembly.status()
     tables = list(status.tables) if every else [_find(status, name) for name in names]
     _require_own_journal(config, status)
     requests = Requests(config.journal_path)

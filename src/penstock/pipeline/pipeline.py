@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from threading import Event, Lock, RLock, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -83,6 +84,14 @@ class Pipeline:
         self._failure: PenstockError | None = None
         self._closing = ExitStack()
         self._runtime: Runtime | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path, *, spark: SparkSession | None = None) -> Pipeline:
+        """Return the pipeline that the YAML file at `path` describes, with its store and
+        destination."""
+        from penstock.pipeline.assembly import Assembly
+
+        return Assembly.of_file(path).pipeline(spark)
 
     def __enter__(self) -> Self:
         if not self._started:
@@ -266,7 +275,13 @@ class Pipeline:
         from penstock.spark.session import build_session, stop_session
 
         adopted = SparkContext._active_spark_context is not None
-        spark = build_session(f"penstock-{self.config.id}", adopt=True)
+        given = self.config.spark
+        spark = build_session(
+            f"penstock-{self.config.id}",
+            master=given.master,
+            config={**self._destination.spark_settings(), **given.config},
+            adopt=True,
+        )
         if not adopted:
             self._closing.callback(stop_session, spark)
         return spark

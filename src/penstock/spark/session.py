@@ -34,32 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.spark")
 
-DELTA_PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
 MINIMUM_JAVA = 17
 
 _LAST_WORDS_S = 10.0
-
-# What Delta asks for and Spark brings itself, in the versions it wants: 12 MB
-# to fetch remain of 87.
-_BROUGHT_BY_SPARK = (
-    "com.fasterxml.jackson.core:*",
-    "com.fasterxml.jackson.datatype:*",
-    "com.github.luben:*",
-    "com.google.code.findbugs:*",
-    "commons-logging:*",
-    "commons-pool:*",
-    "io.airlift:*",
-    "io.unitycatalog:*",
-    "javax.annotation:*",
-    "org.apache.hadoop:hadoop-client-runtime",  # and not hadoop-aws, which users add
-    "org.apache.logging.log4j:*",
-    "org.apache.parquet:*",
-    "org.locationtech.jts:*",
-    "org.roaringbitmap:*",
-    "org.scala-lang:*",
-    "org.slf4j:*",
-    "org.xerial.snappy:*",
-)
 
 # For sessions of a minute or a test: a JVM that compiles quickly rather than well
 # does their work in half the processor time. Left to itself such a JVM has room for 48 MB
@@ -93,7 +70,7 @@ def build_session(
     config: Mapping[str, str] | None = None,
     adopt: bool = False,
 ) -> SparkSession:
-    """A Spark session with Delta, ready for Penstock's jobs.
+    """A Spark session, ready for Penstock's jobs.
 
     `master` is `local[*]` unless said otherwise. `config` is handed to Spark and
     wins over every default. A context that runs in this process already is
@@ -159,13 +136,6 @@ def default_settings(master: str) -> dict[str, str]:
     """What a session of ours is set to, for a master."""
     local = master.startswith("local")
     settings = {
-        "spark.jars.packages": DELTA_PACKAGE,
-        "spark.jars.excludes": ",".join(_BROUGHT_BY_SPARK),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Every commit under a fence replays the table's log, which is short: more than
-        # one task for it is a shuffle for nothing.
-        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.driver.memory": "2g",
         # Several tables are worked on at once, from threads; none may wait for
         # another's long job.

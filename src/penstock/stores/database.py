@@ -18,6 +18,7 @@ SQLAlchemy ever holds the password.
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,6 +80,25 @@ class Database:
             return self.is_postgres or self._file is None or self._file.exists()
         except PermissionError:
             return True  # opening it will tell what is wrong
+
+    def require_creatable(self) -> None:
+        """Raise if the file does not exist and cannot be created; leaves no trace."""
+        directory = (self._file or Path()).absolute().parent
+        if not directory.is_dir():
+            raise PenstockError(
+                ErrorKind.STORE,
+                f"the store {self.place} cannot be created: there is no directory {directory}",
+                hint=f"create {directory}, or change store.url",
+            )
+        try:
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            raise PenstockError(
+                ErrorKind.STORE,
+                f"the store {self.place} cannot be created: {error.strerror or error}",
+                hint=f"make {directory} writable for this user, or change store.url",
+            ) from error
 
     @contextmanager
     def read(self, what: str) -> Iterator[Connection]:

@@ -81,6 +81,18 @@ class SqlStore(CachedStore):
         """Return a store over the same database that creates and migrates nothing."""
         return SqlStore(self._url, create=False)
 
+    def preflight(self) -> None:
+        """Raise if the database cannot be read, or its file not be created."""
+        with self._storage:
+            try:
+                if self._database.exists():
+                    with self._database.read("the version") as connection:
+                        stored_version(connection)
+                else:
+                    self._database.require_creatable()
+            finally:
+                self._database.close()
+
     def open(self, pipeline_id: str) -> None:
         with self._storage:
             self._require_free(pipeline_id)

@@ -38,9 +38,12 @@ from penstock.destinations.delta.properties import (
     properties_of,
     require_distinct_names,
 )
+from penstock.destinations.delta.session import SPARK_SETTINGS
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
+from penstock.directories import require_writable
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.findings import Finding
 from penstock.schema import Lsn, TableId, TableName, TableSchema
 from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.spark.own_session import own_session
@@ -107,6 +110,15 @@ class DeltaDestination(Destination):
         self._found: dict[str, float] = {}
         self._places = Places()
         self._durability = Durability()
+
+    def spark_settings(self) -> dict[str, str]:
+        return dict(SPARK_SETTINGS)
+
+    def preflight(self) -> list[Finding]:
+        if (directory := location.local(self.root)) is not None:
+            kind = ErrorKind.DESTINATION_REJECTED
+            require_writable(directory, "lake directory", "destination.root", kind)
+        return []
 
     def path(self, name: TableName) -> str:
         """Where a table is."""

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.destinations.delta.ownership import ONE_DRIVER
+from penstock.destinations.delta.session import PACKAGE
 from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
 from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
-from penstock.spark.session import DELTA_PACKAGE
 
 logger = logging.getLogger("penstock.destinations.delta")
 
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class \S*FileSystem not found")
 _FILE_SYSTEM_HINT = (
     "give Spark its package and credentials: for s3a:// (and not s3://),"
-    f" spark.jars.packages: {DELTA_PACKAGE},org.apache.hadoop:hadoop-aws:3.4.2,"
+    f" spark.jars.packages: {PACKAGE},org.apache.hadoop:hadoop-aws:3.4.2,"
     " spark.hadoop.fs.s3a.access.key and spark.hadoop.fs.s3a.secret.key"
 )
 

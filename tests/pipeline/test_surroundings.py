@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.surroundings import _require_lake, require_writable
+from penstock.config import PipelineConfig
+from penstock.destinations import DeltaDestination
 from penstock.errors import ErrorKind, PenstockError
+from penstock.pipeline.surroundings import _require_outside, journal_requirement
+
+
+def config(journal: Path) -> PipelineConfig:
+    return PipelineConfig(
+        id="x", publication_name="p", pg_connection={}, journal={"location": str(journal)}
+    )
 
 
 @pytest.mark.parametrize("lacking", ["os.link", "fcntl.flock"])
@@ -20,21 +28,23 @@ def test_a_volume_without_links_or_locks_holds_a_lake_and_no_journal(
     def refuse(*arguments: Any) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(f"penstock.cli.surroundings.{lacking}", refuse)
-    require_writable(tmp_path / "lake", "lake directory", "destination.root")
+    monkeypatch.setattr(f"penstock.pipeline.surroundings.{lacking}", refuse)
+    DeltaDestination(tmp_path / "lake").preflight()
+    journal = journal_requirement(config(tmp_path / "journal"))
     with pytest.raises(PenstockError, match="no hard links or locks") as caught:
-        require_writable(tmp_path / "journal", "journal directory", "journal.location")
+        journal.require()
     assert caught.value.kind is ErrorKind.JOURNAL
     assert str(tmp_path / "journal") in caught.value.message
     assert "journal.location" in (caught.value.hint or "")
+    assert [finding.subject for finding in journal.findings()] == ["journal directory"]
     assert not list(tmp_path.iterdir())
 
 
 def test_a_journal_may_be_in_the_lake(tmp_path: Path) -> None:
-    _require_lake(tmp_path, tmp_path / ".penstock" / "journal")
-    _require_lake(tmp_path / "journal-lake", tmp_path / "journal")
+    _require_outside(tmp_path, tmp_path / ".penstock" / "journal")
+    _require_outside(tmp_path / "journal-lake", tmp_path / "journal")
 
 
 def test_looking_at_a_volume_leaves_nothing_behind(tmp_path: Path) -> None:
-    require_writable(tmp_path / "journal", "journal directory", "journal.location")
+    journal_requirement(config(tmp_path / "journal")).require()
     assert not list(tmp_path.iterdir())
