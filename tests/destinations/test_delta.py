@@ -22,6 +22,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import (
     STRING,
     ColumnSchema,
+    DdlNote,
     TableName,
     TableSchema,
     ValueKind,
@@ -104,6 +105,28 @@ class TestDeltaDestination(DestinationContract):
             literals = [F.lit(value).cast(frame.schema[name].dataType) for value in values]
             found = frame.where(F.col(name).isin(literals)).select(name).distinct()
             assert found.count() == len(values), name
+
+    def test_a_batch_without_an_effect_is_recorded_with_its_position(
+        self, stage: MakeStage
+    ) -> None:
+        notes = stage(NOTES)
+        notes.copy([])
+        notes.apply([delete({"id": 1})])
+        batch = notes.script.batch([insert(note(1)), delete({"id": 1})])
+        notes.write(batch)
+        assert notes.destination.position(NOTES) == batch.end
+
+    def test_a_schema_change_of_an_empty_table_that_was_copied_twice(
+        self, stage: MakeStage
+    ) -> None:
+        notes = stage(NOTES)
+        notes.copy([])
+        notes.copy([])
+        column = ColumnSchema("extra", 9, STRING, 25)
+        changed = replace(NOTES, columns=(*NOTES.columns, column), note=DdlNote(xid=1))
+        change = SchemaChange(NOTES, changed)
+        assert notes.destination.change_schema(change) is SchemaChangeAction.CONTINUE
+        assert "extra" in self._spark.read.format("delta").load(str(self.path(notes))).columns
 
     def test_what_an_interrupted_copy_left_is_cleared(self, stage: MakeStage) -> None:
         notes = stage(NOTES)

@@ -98,6 +98,19 @@ class DestinationContract(ABC):
         empty.apply([insert(note(1, "one"))])
         assert empty.rows == [(1, "one", None)]
 
+    def test_an_empty_table_that_is_copied_again_takes_changes(
+        self, stage: Callable[[TableSchema], Stage]
+    ) -> None:
+        empty = stage(NOTES)
+        empty.copy([])
+        empty.copy([])
+        empty.apply([insert(note(1, "one"))])
+        assert empty.rows == [(1, "one", None)]
+        empty.apply([delete({"id": 1})])
+        empty.copy([])
+        empty.apply([insert(note(2, "two"))])
+        assert empty.rows == [(2, "two", None)]
+
     def test_a_second_copy_replaces_the_first_and_what_followed_it(self, notes: Stage) -> None:
         notes.apply([insert(note(4)), update(note(1, "changed"))])
         notes.copy([note(2, "again"), note(9, "new")])
