@@ -211,7 +211,7 @@ class JournalConfig(_Model):
         if self.max_table_bytes >= self.max_bytes:
             raise ValueError(
                 f"max_table_bytes ({self.max_table_bytes}) must be smaller than max_bytes"
-                f" ({self.max_bytes}), or one table that is set aside could fill the journal"
+                f" ({self.max_bytes}), or one table that is errored could fill the journal"
             )
         return self
 

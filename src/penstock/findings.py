@@ -20,7 +20,7 @@ class Finding:
 
     The remedy is the statement to run, wherever a statement mends it; what
     follows `--` in it is advice. `kind` is the kind of error that it would be. `of_tables` says
-    that it is about some tables alone, which a pipeline can set aside.
+    that it is about some tables alone, which alone become errored.
     """
 
     severity: Severity

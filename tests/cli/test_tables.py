@@ -23,7 +23,7 @@ ORDERS, NOTES = TableId(16_400), TableId(16_401)
 def stopped(
     penstock: Penstock, write_config: WriteConfig, database: Database
 ) -> tuple[Path, Requests]:
-    """A pipeline that has run: one table is set aside, the other ready."""
+    """A pipeline that has run: one table is errored, the other ready."""
     config = write_config(database.dsn)
     own_journal(penstock.directory / "journal", database)
     store = SqlStore(f"sqlite:///{penstock.directory}/store.db")
@@ -66,7 +66,7 @@ def test_a_table_is_asked_for(
 def uncopied(
     penstock: Penstock, write_config: WriteConfig, database: Database
 ) -> tuple[Path, TableId]:
-    """A pipeline whose one table, `public.customers`, was set aside in its first copy."""
+    """A pipeline whose one table, `public.customers`, failed in its first copy."""
     with database.connect() as session:
         session.execute("CREATE TABLE customers (id bigint PRIMARY KEY)")
         (oid,) = session.execute("SELECT 'customers'::regclass::oid").fetchone() or (0,)
@@ -109,7 +109,7 @@ def test_a_table_never_copied_goes_by_its_number_while_postgres_is_away(
     assert shown["name"] == f"table {uncopied[1]}"
 
 
-def test_only_what_is_set_aside_is_retried(
+def test_only_what_is_errored_is_retried(
     penstock: Penstock, stopped: tuple[Path, Requests]
 ) -> None:
     config, requests = stopped

@@ -83,7 +83,7 @@ def test_a_live_view_shows_state_rows_changes_rate_and_lag() -> None:
         assert shown in text
 
 
-def test_a_live_view_says_why_a_table_is_set_aside() -> None:
+def test_a_live_view_says_why_a_table_is_errored() -> None:
     terminal, output = console(force_terminal=True, color_system=None)
     with LiveView(terminal) as view:
         view.show(status(Errored("value too large", "mend it", MANUAL, Ready("copy"))))

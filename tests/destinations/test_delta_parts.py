@@ -92,7 +92,7 @@ def test_a_first_commit_is_made_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_jvm_that_is_gone_is_no_fault_of_the_table(error: Exception) -> None:
-    # As a failure of the destination each table would be set aside, one after the other.
+    # As a failure of the destination each table would become errored, one after the other.
     found = explain(error, NOTES.name, "/lake/shop/notes")
     assert found.kind is ErrorKind.INTERNAL
     assert "Spark's driver ended" in found.message

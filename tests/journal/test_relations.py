@@ -42,7 +42,7 @@ def test_old_rows_of_a_partition_whose_root_has_no_key(
     journal = running.journal
     flushes = journal.pending(running.schema(journal, "t").id, journal.start)
     defects = [d for flush in flushes for segment in flush.segments for d in segment.defects]
-    assert any(defect.unsent for defect in defects), "so that the table is set aside"
+    assert any(defect.unsent for defect in defects), "so that the table is errored"
 
 
 @pytest.mark.since(15)

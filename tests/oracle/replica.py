@@ -173,7 +173,7 @@ class Replica:
                 continue
             state = table.state
             if isinstance(state, Errored) and state.retry_policy.kind != "timed":
-                raise AssertionError(f"{table.name} is set aside: {state.reason}")
+                raise AssertionError(f"{table.name} is errored: {state.reason}")
             idle &= table.job is None and state.name == "ready" and table.position >= wanted
         return idle
 

@@ -187,13 +187,13 @@ def test_an_error_sets_only_its_table_aside_and_retries_it(source: Source) -> No
     source.execute("INSERT INTO a VALUES (1001, 'waits')", "INSERT INTO b VALUES (1, 'goes on')")
     errors: list[TableFailure] = []
 
-    def set_aside() -> bool:
-        # Between two attempts the table is set aside; during one it is not.
+    def errored_now() -> bool:
+        # Between two attempts the table is errored; during one it is not.
         error = pipeline.status().table("public.a").error
         errors.extend([error] if error else [])
         return bool(errors)
 
-    wait_for(set_aside)
+    wait_for(errored_now)
     wait_for(lambda: source.mirrored("b") == source.rows("b"))
     waiting = pipeline.status().table("public.a")
     assert waiting.position == waiting.cursor, "it has not what the journal has"
@@ -209,7 +209,7 @@ def test_an_error_sets_only_its_table_aside_and_retries_it(source: Source) -> No
 
 
 @pytest.mark.parametrize("status", ["durable", "accepted"])
-def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source, status: str) -> None:
+def test_a_table_that_fails_again_and_again_waits_for_operator(source: Source, status: str) -> None:
     def fail(table: str) -> None:
         if table == "public.a":
             raise RuntimeError("no")
@@ -223,7 +223,7 @@ def test_a_table_that_fails_again_and_again_waits_for_somebody(source: Source, s
     else:
         source.destination.before_flush = fail
     source.execute("INSERT INTO a VALUES (1001, 'waits')")
-    with pytest.raises(PenstockError, match="set aside: no"):
+    with pytest.raises(PenstockError, match="the table is errored: no"):
         source.catch_up(pipeline)
     pipeline.shutdown()
     assert source.destination.called("write", "public.a") == 3
@@ -277,7 +277,7 @@ def test_a_copy_that_the_destination_refuses_is_offered_again_without_reading_ag
     assert not list(Journal(pipeline.config.journal_path).copies_directory.iterdir())
 
 
-def test_a_copy_that_fails_again_and_again_waits_for_somebody(source: Source) -> None:
+def test_a_copy_that_fails_again_and_again_waits_for_operator(source: Source) -> None:
     def fail(table: str) -> None:
         if table == "public.a":
             raise ConnectionError("not now, nor later")
@@ -495,7 +495,7 @@ def test_the_journal_keeps_only_what_somebody_needs(source: Source) -> None:
     assert len(list(kept.glob("*"))) == 1
 
 
-def test_a_set_aside_table_that_holds_too_much_is_copied_again(source: Source) -> None:
+def test_an_errored_table_that_holds_too_much_is_copied_again(source: Source) -> None:
     def fail(table: str) -> None:
         if table == "public.b":
             raise PenstockError(ErrorKind.DESTINATION_REJECTED, "no")

@@ -1,4 +1,4 @@
-"""What set-aside tables may keep in the journal."""
+"""What errored tables may keep in the journal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Tables:
         one.cursor = self.journal.reader.end
 
     def retire(self) -> list[str]:
-        """Which set-aside tables were dropped."""
+        """Which errored tables were dropped."""
         self._retention.retire()
         return self.dropped
 
@@ -111,14 +111,14 @@ class Table:
         ({"a": (RETRIED, 900), "b": (ASIDE, 100)}, ["b"]),
     ],
 )
-def test_set_aside_tables_leave_room_for_others(
+def test_errored_tables_leave_room_for_others(
     tmp_path: Path, held: dict[str, tuple[StoredState, int]], dropped: list[str]
 ) -> None:
     """The largest go first, until receiving can go on."""
     assert Tables(tmp_path / "journal", held).retire() == dropped
 
 
-def test_a_set_aside_table_that_holds_back_too_many_manifests_is_dropped(
+def test_an_errored_table_that_holds_back_too_many_manifests_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.pipeline.retention._MAX_HELD_BACK", 10)
@@ -135,7 +135,7 @@ def test_a_set_aside_table_that_holds_back_too_many_manifests_is_dropped(
 def test_what_is_kept_for_its_age_alone_makes_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The oldest goes, until receiving can go on; a set-aside table loses nothing for it."""
+    """The oldest goes, until receiving can go on; an errored table loses nothing for it."""
     kept = {"a": (READY, 300), "b": (ASIDE, 200), "c": (READY, 250), "d": (READY, 340)}
     tables = Tables(tmp_path, kept, retention_hours=1)
     for name in "acd":
@@ -149,7 +149,7 @@ def test_what_is_kept_for_its_age_alone_makes_room(
     assert len(caplog.messages) == 1, "now and then is enough"
 
 
-def test_what_a_set_aside_table_has_applied_is_not_held_against_it(tmp_path: Path) -> None:
+def test_what_an_errored_table_has_applied_is_not_held_against_it(tmp_path: Path) -> None:
     tables = Tables(tmp_path, {"a": (ASIDE, 700), "b": (READY, 299)}, retention_hours=1)
     tables.pass_everything("a")
     assert tables.retire() == []

@@ -209,14 +209,14 @@ def test_a_table_that_is_not_to_be_copied_is_not_emptied_when_it_comes_back(benc
     assert bench.destination.called("drop", str(B.name)) == 0
 
 
-def test_a_set_aside_table_does_not_keep_a_name_that_is_anothers(
+def test_an_errored_table_does_not_keep_a_name_that_is_anothers(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or that one would never be copied, and keep all its changes until the journal is full."""
     bench.store.update_table_state(A.id, Errored("no", "mend it", MANUAL, Ready("c1")))
     successor = table(3, "a")
     bench.publish(table(1, "a_broken"), B, successor)
-    assert caplog.messages == ["table is set aside"], "who starts a pipeline is told"
+    assert caplog.messages == ["table is errored"], "who starts a pipeline is told"
     bench.scheduler.start()
     Retention(bench.context, bench.scheduler).retire()
     bench.wait_for_calls("drop", successor, times=1)

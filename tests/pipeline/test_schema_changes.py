@@ -1,4 +1,4 @@
-"""A table that changes while it is replicated: followed, or set aside with the remedy."""
+"""A table that changes while it is replicated: followed, or errored with the remedy."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_what_the_policy_does_not_allow_sets_the_table_aside(
         before = destination.rows("public.a")
         source.execute(change)
         wait_for(
-            lambda: pipeline.status().table("public.a").error, "the table to be set aside", TIMEOUT
+            lambda: pipeline.status().table("public.a").error, "the table to be errored", TIMEOUT
         )
         error = pipeline.status().table("public.a").error
         assert error is not None
@@ -220,7 +220,7 @@ def test_a_table_that_is_not_to_be_copied_is_never_emptied_by_a_copy(source: Sou
         source.catch_up(pipeline)
         source.execute("ALTER TABLE a DROP v")
         wait_for(
-            lambda: pipeline.status().table("public.a").error, "the table to be set aside", TIMEOUT
+            lambda: pipeline.status().table("public.a").error, "the table to be errored", TIMEOUT
         )
         error = pipeline.status().table("public.a").error
         assert error is not None

@@ -168,7 +168,7 @@ def test_a_store_that_stays_away_fails_the_pipeline(away: Bench) -> None:
     assert 600 <= away.clock.now < 660
 
 
-def test_a_table_that_fails_while_the_store_is_away_is_set_aside_afterwards(
+def test_a_table_that_fails_while_the_store_is_away_is_errored_afterwards(
     away: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(table: TableSchema) -> None:
@@ -185,7 +185,7 @@ def test_a_table_that_fails_while_the_store_is_away_is_set_aside_afterwards(
     assert one.state.attempts == 1
 
 
-def test_a_set_aside_table_says_why_its_changes_were_dropped(bench: Bench) -> None:
+def test_an_errored_table_says_why_its_changes_were_dropped(bench: Bench) -> None:
     bench.journal.flush(200, bench.journal.segment(SCHEMA), schemas=(SCHEMA,))
     one = bench.table(RETRIED)
     one.drop_changes(bench.journal.reader.end, "they kept too much")
@@ -226,7 +226,7 @@ def test_a_table_that_has_to_be_copied_again_has_got_nowhere(bench: Bench) -> No
     assert one.state == Init()
 
 
-def test_what_is_asked_of_a_table_that_waits_for_somebody_is_its_next_job(bench: Bench) -> None:
+def test_what_is_asked_of_a_table_that_waits_for_an_operator_is_its_next_job(bench: Bench) -> None:
     one = bench.table(Errored("r", "s", MANUAL, READY))
     assert one.next_job() is None
     one.errand = one.retry

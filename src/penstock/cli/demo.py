@@ -249,7 +249,7 @@ def _has_reached(status: Status, end: Lsn) -> bool:
         if error and error["retry"] != "timed":
             raise PenstockError(
                 ErrorKind.INTERNAL,
-                f"{table['name']} is set aside: {error['reason']}",
+                f"{table['name']} is errored: {error['reason']}",
                 hint=error["solution"],
             )
     return bool(status["tables"]) and all(

@@ -196,7 +196,7 @@ All = Annotated[bool, typer.Option("--all", help="Every table, instead of naming
     "penstock retry penstock.yaml --all"
 )
 def retry(config: Config, tables: Tables = None, every: All = False) -> None:
-    """Let tables that are set aside go on where the error stopped them.
+    """Let tables that are errored go on where the error stopped them.
 
     Mend the cause first; **penstock status** names it. Works on a running pipeline,
     within seconds, and on a stopped one, at its next start.

@@ -77,7 +77,7 @@ store:
 journal:
   location: ./penstock-journal
   # max_bytes: 17179869184       # 16 GiB: receiving pauses here, resumes at 80 %
-  # max_table_bytes: 4294967296  # 4 GiB: what one table that is set aside may hold (if you give
+  # max_table_bytes: 4294967296  # 4 GiB: what one table that is errored may hold (if you give
                                  # max_bytes alone, a quarter of that, where it is less)
   # retention_hours: 0           # keep applied changes longer, for replay (up to 80 % of max_bytes)
 
@@ -108,7 +108,7 @@ journal:
 # {mode: only, tables: [public.orders]} or {mode: except, tables: [...]} some.
 # table_sync_copy: all
 
-# A table that fails is set aside and tried again, later each time.
+# A table that fails becomes errored and is tried again, later each time.
 # table_error_retry_delay_ms: 1000
 # table_error_retry_max_delay_ms: 60000
 # table_error_retry_max_attempts: 8

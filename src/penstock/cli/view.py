@@ -158,7 +158,7 @@ class LogView(View):
             extra={
                 "tables": len(tables),
                 "ready": _in_state(tables, "ready"),
-                "set_aside": _in_state(tables, "errored"),
+                "errored": _in_state(tables, "errored"),
                 "rows_copied": copied,
                 "changes_applied": applied,
                 "changes_per_second": _total(tables, "changes_per_second"),

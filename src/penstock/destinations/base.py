@@ -3,7 +3,7 @@
 A destination gets tables whole (`write_table_rows`, once per copy) and then
 their changes (`write_events`, batch after batch). Calls for one table never
 overlap and come in order; calls for different tables come from several threads
-at once. An exception sets that one table aside, with the exception's text as the
+at once. An exception makes that one table errored, with the exception's text as the
 reason, and the same call comes again when the table is retried.
 
 What a method returns says how safe the data is:

@@ -1,7 +1,7 @@
 """What may leave the journal: segments that their tables have passed, and old manifests.
 
 A manifest goes when no table needs anything of it, or of one before it. So a table that
-is set aside keeps every later manifest here, with whatever else is in it: to plan, every
+is errored keeps every later manifest here, with whatever else is in it: to plan, every
 other second, has to cost what goes, not what is there.
 """
 

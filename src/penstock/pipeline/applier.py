@@ -8,7 +8,7 @@ destination tells the end of the last batch that it really has (`open`).
 Two positions: `cursor` is durable, in the store; `read_to` runs ahead of it
 while the destination has accepted batches that are not safe yet.
 
-Nothing here catches errors. Whoever calls sets the table aside and makes a new
+Nothing here catches errors. The caller makes the table errored and makes a new
 applier for the next attempt.
 """
 

@@ -1,4 +1,4 @@
-"""What a failure means for the table that met it: wait and try again, or wait for somebody.
+"""What a failure means for the table that met it: wait and try again, or wait for an operator.
 
 Every exception that leaves a table's work ends here and becomes an `Errored`
 state; no other table notices. Trouble that passes by itself is retried at a time
@@ -6,7 +6,7 @@ that is stored with the state, so that it fires after a restart too; the delay
 grows with each failure since the last success, with jitter, so that many tables
 that met the same trouble do not come back at the same moment. What we do not
 know (a destination raised something of its own) counts as passing trouble: after
-a few attempts it waits for somebody anyway.
+a few attempts it waits for an operator.
 
 The pipeline's own threads are no table's: what ends one of them fails the pipeline.
 """
@@ -102,7 +102,7 @@ def due(state: Errored) -> bool:
 
 
 def without_changes(state: Errored, end: Lsn, why: str) -> Errored:
-    """The state of a table that was set aside for so long that its changes were given up."""
+    """The state of a table that was errored for so long that its changes were given up."""
     return Errored(
         f"{state.reason}; its changes up to {end} were dropped, because {why}",
         f"{state.solution}; when it is retried, the table is copied again",

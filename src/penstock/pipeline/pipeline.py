@@ -403,7 +403,7 @@ def _require_no_standstill(table: PipelineTable) -> None:
         case Errored(reason, solution, retry) if retry.kind != "timed":
             raise PenstockError(
                 ErrorKind.INVALID_STATE,
-                f"the table is set aside: {reason}",
+                f"the table is errored: {reason}",
                 hint=solution,
                 table=table.published.schema.name,
             )

@@ -3,7 +3,7 @@
 A table that is copied gives up what its cursor has passed, when it is older than
 `journal.retention_hours`; where that leaves no room in `journal.max_bytes`, the oldest of it
 goes before. What is behind the cursor stays, and so does all of a table that is not copied.
-For a table that is set aside there are limits: past `journal.max_table_bytes`, or when too
+For a table that is errored there are limits: past `journal.max_table_bytes`, or when too
 many manifests stay for it (each takes a file, and memory), it loses its segments and is copied
 again when it is retried. So do the largest of them where all together leave other tables no
 room. A table that left the publication gives up all it had; one that has changes here but was
@@ -66,7 +66,7 @@ class Retention:
             aside = [table for table in tables.values() if isinstance(table.state, Errored)]
             self._clear_places(aside, tables.values())
             self._limit_each(aside)
-            self._limit_all([table for table in aside if _waits_for_somebody(table)])
+            self._limit_all([table for table in aside if _waits_for_operator(table)])
             return freed
 
     def _make_room(self, passed: Mapping[TableId, Lsn]) -> int:
@@ -101,16 +101,16 @@ class Retention:
     def _clear_places(
         self, aside: Iterable[PipelineTable], tables: Iterable[PipelineTable]
     ) -> None:
-        """Let go of what tables hold that wait for somebody under a name which is another's by
-        now: that one is copied to their place, and would wait for them, and keep all its changes.
+        """Drop the segments of an errored table whose name now belongs to another table. The other
+        table is copied to the same place; otherwise its copy would wait for the errored one.
         """
         named = {table.published.schema.name: table.id for table in tables}
-        for table in filter(_waits_for_somebody, aside):
+        for table in filter(_waits_for_operator, aside):
             if named.get(table.place, table.id) != table.id:
                 self._drop(table, f"another table is called {table.place} now")
 
     def _limit_each(self, aside: list[PipelineTable]) -> None:
-        """Drop what a set-aside table holds when it is too much."""
+        """Drop what an errored table holds when it is too much."""
         journal, limit = self._context.journal, self._context.config.journal.max_table_bytes
         for table in aside:
             if self._held(table) > limit:
@@ -121,11 +121,11 @@ class Retention:
                 )
 
     def _limit_all(self, aside: list[PipelineTable]) -> None:
-        """Drop what the largest tables hold that are set aside for good when receiving waits
+        """Drop what the largest tables hold that wait for an operator when receiving waits
         for room. Those that are tried again by themselves may be waited for.
 
         It may have paused at more than there is now, and goes on only below the mark: what
-        set-aside tables hold above that would keep it waiting for ever.
+        errored tables hold above that would keep it waiting for ever.
         """
         journal, limit = self._context.journal, self._context.config.journal.max_bytes
         mark = self._mark
@@ -140,17 +140,17 @@ class Retention:
         return self._context.journal.table_bytes(table.id, self._needed_behind(table))
 
     def _needed_behind(self, table: PipelineTable) -> Lsn:
-        """What comes before is here for its age, and not because the table is set aside."""
+        """What comes before is here for its age, and not because the table is errored."""
         return table.cursor or ZERO_LSN
 
     def _drop(self, table: PipelineTable, why: str) -> None:
         end = self._context.journal.end
         if self._scheduler.between_jobs(table, lambda: table.drop_changes(end, why)):
             logger.warning(
-                "changes of a table that is set aside were dropped",
+                "changes of a table that is errored were dropped",
                 extra={"table": table.name, "position": str(end), "why": why},
             )
 
 
-def _waits_for_somebody(table: PipelineTable) -> bool:
+def _waits_for_operator(table: PipelineTable) -> bool:
     return isinstance(table.state, Errored) and table.state.retry_policy.kind != "timed"

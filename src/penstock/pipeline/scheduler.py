@@ -144,7 +144,7 @@ class Scheduler:
         if isinstance(state, Errored):
             retry = state.retry_policy.kind
             told = {"table": str(entry.schema.name), "retry": retry, "why": "see penstock status"}
-            logger.warning("table is set aside", extra=told)
+            logger.warning("table is errored", extra=told)
         self._tables[table_id] = table = PipelineTable(self._context, entry, state, self.wake)
         table.see(entry, membership)  # it may have changed while no pipeline ran
 

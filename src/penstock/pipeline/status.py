@@ -26,7 +26,7 @@ _RATE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TableFailure:
-    """Why a table is set aside. `retry` is `timed` (at `retry_at`), `manual` or `none`."""
+    """Why a table is errored. `retry` is `timed` (at `retry_at`), `manual` or `none`."""
 
     reason: str
     solution: str

@@ -167,7 +167,7 @@ class PipelineTable:
     @property
     def cursor(self) -> Lsn | None:
         """Up to where everything is durable at the destination, as the store has it; None for
-        a table that is not copied. One that is set aside has it in the store only."""
+        a table that is not copied. One that is errored has it in the store only."""
         if self._finished_at is not None:
             return self._finished_at
         if copy_id_of(self.state) is None:
@@ -246,7 +246,7 @@ class PipelineTable:
         self.enter(Init())
 
     def drop_changes(self, end: Lsn, why: str) -> None:
-        """Give up a set-aside table's segments up to `end`; it is copied again when retried."""
+        """Give up an errored table's segments up to `end`; it is copied again when retried."""
         state = self.state
         if not isinstance(state, Errored):
             return
@@ -363,13 +363,13 @@ class PipelineTable:
 
     def _fail(self, error: Exception) -> None:
         try:
-            self._set_aside(error)
+            self._enter_errored(error)
         except PenstockError as trouble:
             if trouble.kind is not ErrorKind.STORE:
                 raise
             self._outage.bear(trouble, self.name)
 
-    def _set_aside(self, error: Exception) -> None:
+    def _enter_errored(self, error: Exception) -> None:
         """Raises what the store raises, now or before: that is no failure of the table."""
         failure, attempts = failure_of(error), self._attempts + 1
         if failure.kind is ErrorKind.INTERNAL:
@@ -382,7 +382,7 @@ class PipelineTable:
         self._attempts = attempts
         self._outage.over()
         logger.error(
-            "table set aside",
+            "table errored",
             extra={**self._extra(state), "kind": str(failure.kind), "reason": failure.loggable},
         )
         logger.debug("where it failed", extra={"trace": traceback.format_tb(error.__traceback__)})

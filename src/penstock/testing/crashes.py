@@ -276,7 +276,7 @@ class Campaign:
         for table in (self._driver.status or {"tables": []})["tables"]:
             error = table["error"]
             if error is not None and error["retry"] != "timed":
-                raise CampaignFailed(f"{table['name']} was set aside: {error['reason']}")
+                raise CampaignFailed(f"{table['name']} became errored: {error['reason']}")
 
     def _rejoin(self, table: TableName | None) -> None:
         """Take a table out of the publication, and put it back when it is forgotten.

@@ -4,7 +4,7 @@
 which raises one error that lists them all. A finding is an *error* when the
 pipeline could not start, could not copy a published table or could not follow
 its changes, and a *warning* when it can, but somebody should know. A pipeline that has
-begun starts again in spite of single tables: they are set aside, and no other waits.
+begun starts again in spite of single tables: they become errored, and no other waits.
 
 Nothing here changes anything on the server.
 """
