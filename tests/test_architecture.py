@@ -38,7 +38,8 @@ LAYERED = {"publication_drift"}
 DRIFT_VALUES = {"publication_drift.terms", "publication_drift.sent_partitions"}
 POSTGRES = BASE | DRIFT_VALUES | {"postgres", "publication_drift.catalog"}
 JOURNAL = POSTGRES | {"journal"}
-SPARK = JOURNAL | {"spark"}
+# The values that destinations get, and their Spark reader, which they load at first use.
+SPARK = JOURNAL | {"changes", "spark"}
 DESTINATIONS = SPARK | {"stores", "destinations"}
 PIPELINE = DESTINATIONS | {"pipeline", "targets", "publication_drift.drift"}
 EVERYTHING = PIPELINE | {"cli", "service", "testing"}
@@ -51,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "postgres": POSTGRES,
     "journal": JOURNAL,
     "stores": POSTGRES | {"stores"},
+    "changes": SPARK,
     "spark": SPARK,
     "destinations": DESTINATIONS,
     "pipeline": PIPELINE,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from penstock.changes.batches import TableRows
 from penstock.destinations import DeltaDestination
 from penstock.destinations.delta import location, statements
 from penstock.destinations.delta.durability import Durability
@@ -26,7 +27,6 @@ from penstock.destinations.delta.ownership import Places, require_own
 from penstock.destinations.schema_change import SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableId, TableName
-from penstock.spark.changes import TableRows
 from penstock.testing.sample_tables import LINES, NOTES
 
 COPY = Mark("shop", TableId(5), "copy-1")

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Any
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations.base import Destination, WriteResult, WriteStatus
 from penstock.events import Delete, Event, Insert, Truncate, Update
 from penstock.schema import Lsn, TableId, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.states import StoredState
 from penstock.stores import MemoryStore
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.destinations.base import Destination, WriteResult, WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
@@ -18,7 +19,6 @@ from penstock.pipeline.applier import Applier, Copied, ResyncWanted
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.status import Meter
 from penstock.schema import Lsn, TableId, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.states import FinishedCopy, Ready, VisibleXids
 from penstock.stores import MemoryStore
 from penstock.stores.base import (

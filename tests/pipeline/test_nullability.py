@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations import MemoryDestination
 from penstock.destinations.base import WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.events import Insert
 from penstock.postgres.ddl_triggers import uninstall
 from penstock.schema import TableName, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.testing.waiting import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 from tests.pipeline.published import copies

@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from penstock.changes.batches import ChangeBatch
 from penstock.config import JournalConfig, PgConnection, PipelineConfig, TableSyncCopy
 from penstock.destinations.base import WriteResult, WriteStatus
 from penstock.errors import ErrorKind, PenstockError
@@ -21,7 +22,6 @@ from penstock.pipeline.source_watch import Membership
 from penstock.postgres.catalog import PublishedTable
 from penstock.publication_drift.terms import Terms
 from penstock.schema import TableSchema
-from penstock.spark.changes import ChangeBatch
 from penstock.states import MANUAL, Errored, Init, Ready, stage_of
 from penstock.stores import MemoryStore
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, TableStateOperation

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.changes.batches import ChangeBatch
 from penstock.errors import PenstockError
 from penstock.schema import (
     STRING,
@@ -27,7 +28,6 @@ from penstock.schema import (
     ValueKind,
     ValueType,
 )
-from penstock.spark.changes import ChangeBatch
 from penstock.testing.segments import Change, Script, delete, insert, joined, truncate, update
 
 INTEGER = ValueType(ValueKind.INTEGER)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations.base import Destination, DestinationContext, WriteResult, WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.findings import Finding, Severity
 from penstock.lazy import loader
 from penstock.schema import ColumnSchema, DdlNote, Lsn, TableId, TableName, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.findings import Finding
 from penstock.schema import Lsn, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.stores.base import DestinationStore
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations.base import Destination, DestinationContext, WriteStatus
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError
 from penstock.events import Begin, Commit, Delete, Event, Insert, Relation, Row, Truncate, Update
 from penstock.schema import Lsn, TableId, TableName, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 
 
 @dataclass

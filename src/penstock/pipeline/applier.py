@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.changes.batches import ChangeBatch
 from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.failpoints import failpoint
@@ -32,7 +33,6 @@ from penstock.pipeline.status import Meter
 from penstock.postgres.connection import connect
 from penstock.postgres.preflight.identity import sends_old_rows
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
-from penstock.spark.changes import ChangeBatch
 from penstock.states import FinishedCopy, Ready, SyncDone, VisibleXids
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
+from penstock.changes.batches import TableRows
 from penstock.destinations.base import WriteStatus
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
@@ -45,7 +46,6 @@ from penstock.postgres.wal import end_of_record
 from penstock.postgres.writers import Writers
 from penstock.publication_drift.terms import Terms
 from penstock.schema import Lsn, TableId, TableSchema
-from penstock.spark.changes import TableRows
 from penstock.spark.extract import Extracted, extract
 from penstock.states import DataSync, FinishedCopy, StoredState
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.changes.batches import UNSENT_HINT, UNSENT_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.events import (
     Begin,
@@ -44,13 +45,12 @@ from penstock.events import (
 )
 from penstock.postgres.types import spark_type
 from penstock.schema import Lsn, ReplicaIdentity, TableSchema, ValueKind, ValueType
-from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
 from penstock.states import VisibleXids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from penstock.spark.changes import ChangeBatch
+    from penstock.changes.batches import ChangeBatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.changes.batches import UNSENT_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.manifest import ChangeCounts
 from penstock.schema import ColumnSchema, ReplicaIdentity, TableSchema, ValueKind
-from penstock.spark.changes import UNSENT_VALUE
 from penstock.spark.frames import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from penstock.spark.changes import ChangeBatch
+    from penstock.changes.batches import ChangeBatch
 
 SMALL_BATCH = 20_000
 """So many changes are reduced by one task, sooner than a shuffle would be planned."""

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.journal.manifest import ChangeCounts, SegmentRef
 from penstock.postgres.types import arrow_type
 from penstock.schema import ZERO_LSN, Lsn, ReplicaIdentity, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.spark.own_session import own_session
 from penstock.states import VisibleXids
 

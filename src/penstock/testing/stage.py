@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.changes.batches import ChangeBatch
 from penstock.destinations.base import Destination, DestinationContext, WriteStatus
 from penstock.schema import TableSchema
-from penstock.spark.changes import ChangeBatch
 from penstock.states import Ready, VisibleXids
 from penstock.stores.memory import MemoryStore
 from penstock.testing.segments import Change, Script, Values

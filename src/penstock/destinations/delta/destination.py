@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel
 
+from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.destinations.base import Destination, DestinationContext, WriteStatus
 from penstock.destinations.delta import history, location, statements
 from penstock.destinations.delta.alteration import plan
@@ -45,7 +46,6 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.findings import Finding
 from penstock.schema import Lsn, TableId, TableName, TableSchema
-from penstock.spark.changes import ChangeBatch, TableRows
 from penstock.spark.own_session import own_session
 from penstock.states import copy_id_of
 

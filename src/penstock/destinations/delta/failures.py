@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock.changes.batches import UNSENT_HINT, UNSENT_VALUE
 from penstock.destinations.delta.ownership import ONE_DRIVER
 from penstock.destinations.delta.session import PACKAGE
 from penstock.destinations.delta.statements import LOST_VALUE
 from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
-from penstock.spark.changes import UNSENT_HINT, UNSENT_VALUE
 
 logger = logging.getLogger("penstock.destinations.delta")
 

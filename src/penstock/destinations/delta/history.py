@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from penstock.changes.batches import TableRows
 from penstock.destinations.delta import statements
 from penstock.destinations.delta.alteration import widens
 from penstock.destinations.delta.mark import Mark
@@ -25,7 +26,6 @@ from penstock.destinations.delta.statements import quoted
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres.types import spark_type
 from penstock.schema import ColumnSchema, Lsn, TableSchema, ValueKind, ValueType
-from penstock.spark.changes import TableRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

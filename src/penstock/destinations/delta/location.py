@@ -19,7 +19,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import TableName
 
 if TYPE_CHECKING:
-    from penstock.spark.changes import TableRows
+    from penstock.changes.batches import TableRows
 
 _NOTE = "_penstock_copy"
 

@@ -26,7 +26,7 @@ from penstock.schema import TableSchema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from penstock.spark.changes import ChangeBatch
+    from penstock.changes.batches import ChangeBatch
     from penstock.spark.net_effect import NetEffect
 
 LISTED_KEYS = 1000
