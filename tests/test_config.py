@@ -382,3 +382,21 @@ def test_a_wrong_argument_is_named_without_its_value(name: str, value: object) -
     message = refused(PgConnection, **{name: value})
     assert name in message
     assert str(value) not in message
+
+
+def test_an_id_may_be_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(MINIMAL.replace("id: shop", "id: 42"))
+    assert load_config(path).slot_name == "penstock_42"
+    assert "id: " in refusal(tmp_path, MINIMAL.replace("id: shop", "id: true")).message
+    assert "id: it becomes" in refusal(tmp_path, MINIMAL.replace("id: shop", "id: 4.2")).message
+
+
+def test_memory_backpressure_may_be_off(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(MINIMAL + "memory_backpressure: null\n")
+    off = load_config(path)
+    assert off.memory_backpressure is None
+    assert revealed(off)["memory_backpressure"] is None
+    error = refusal(tmp_path, MINIMAL + "memory_backpressure: {resme: 0.5}\n")
+    assert "unknown key memory_backpressure.resme: did you mean resume?" in error.message

@@ -13,7 +13,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -182,7 +182,8 @@ class BatchConfig(_Model):
 
 
 class BackpressureConfig(_Model):
-    """Shares of the memory budget at which intake pauses and resumes."""
+    """Shares of the receiver's memory budget, and of the memory that a process and its control
+    group may use, at which intake pauses and resumes."""
 
     activate: float = Field(0.85, gt=0, le=1)
     resume: float = Field(0.75, gt=0, le=1)
@@ -274,7 +275,7 @@ class SparkConfig(_Model):
 class PipelineConfig(_Model):
     """One pipeline: a publication, a slot, a journal."""
 
-    id: Annotated[str, AfterValidator(_slot_suffix)]
+    id: Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_slot_suffix)]
     publication_name: str
     pg_connection: PgConnection
     batch: BatchConfig = BatchConfig()
@@ -285,7 +286,7 @@ class PipelineConfig(_Model):
     max_table_sync_workers: int = Field(4, gt=0)
     max_copy_connections_per_table: int = Field(4, gt=0)
     max_apply_workers: int = Field(4, gt=0)
-    memory_backpressure: BackpressureConfig = BackpressureConfig()
+    memory_backpressure: BackpressureConfig | None = BackpressureConfig()
     table_sync_copy: TableSyncCopy = TableSyncCopy()
     schema_change_policy: Literal["follow", "additive", "freeze"] = "follow"
     invalidated_slot_behavior: Literal["error", "recreate"] = "error"
@@ -383,7 +384,13 @@ def config_error(error: ValidationError, model: type[BaseModel], where: str) -> 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in path:
         field = model.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type):
+        annotation = field.annotation if field else None
+        nested = [
+            each
+            for each in (annotation, *get_args(annotation))  # a model, or `Model | None`
+            if isinstance(each, type) and issubclass(each, BaseModel)
+        ]
+        if not nested:
             return []
-        model = field.annotation
+        model = nested[0]
     return sorted(model.model_fields)

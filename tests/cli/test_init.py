@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -29,9 +29,12 @@ def uncommented() -> dict[str, Any]:
 def names(model: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        nested = field.annotation
-        is_model = isinstance(nested, type) and issubclass(nested, BaseModel)
-        found[name] = names(nested) if is_model else None  # type: ignore[arg-type]
+        nested = [
+            each
+            for each in (field.annotation, *get_args(field.annotation))
+            if isinstance(each, type) and issubclass(each, BaseModel)
+        ]
+        found[name] = names(nested[0]) if nested else None
     if model is FileConfig:
         for registry, key in [(DESTINATIONS, "destination"), (STORES, "store")]:
             found[key] |= names(registry.find(FileConfig.model_fields[key].default.type).Settings)

@@ -120,8 +120,8 @@ def test_what_no_flush_is_due_for_never_keeps_a_pause_up(memory: int) -> None:
     """Closed changes and those of an open transaction may each wait below a flush's size."""
     gauge = MemoryGauge(config(BatchConfig(memory_budget_ratio=1)), memory)
     gauge._interval = 0.0
-    assert gauge.paused(memory)
-    assert not gauge.paused(2 * max(gauge.flush_bytes - 1, 0))
+    assert gauge.paused(memory, 0)
+    assert not gauge.paused(0, 2 * max(gauge.flush_bytes - 1, 0))
 
 
 @pytest.mark.parametrize("end", [(), (COMMIT,)], ids=["open", "closed"])

@@ -22,7 +22,7 @@ TEMPLATE = """\
 # so that no secret need be in this file. Relative paths start at the directory that
 # penstock is run in. Lines that are commented out show defaults.
 
-# Names the pipeline: its slot is penstock_<id>. Lower-case letters, digits, _.
+# Names the pipeline: its slot is penstock_<id>. Lower-case letters, digits, _; a number is fine.
 id: shop
 
 # What is replicated. On the source:
@@ -93,7 +93,8 @@ journal:
 #   max_bytes: 67108864          # 64 MiB
 #   memory_budget_ratio: 0.2     # share of the machine's memory
 
-# Shares of the memory budget at which intake pauses and resumes.
+# Shares of the memory budget, and of the memory that a process and its control group may use,
+# at which intake pauses and resumes. `memory_backpressure: null` turns these pauses off.
 # memory_backpressure:
 #   activate: 0.85
 #   resume: 0.75

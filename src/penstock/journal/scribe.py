@@ -41,7 +41,7 @@ class Pause(StrEnum):
     """What there is too much of to read on."""
 
     JOURNAL = "the journal is full (journal.max_bytes): tables have to be applied first"
-    MEMORY = "memory is full (batch.memory_budget_ratio): what was read has to be written first"
+    MEMORY = "memory is full (memory_backpressure): what was read has to be written first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Scribe:
         waiting = sum(buffer.size for buffer in self._buffers)
         if self._journal_full:
             return Pause.JOURNAL
-        return Pause.MEMORY if self._memory.paused(waiting + self._builder.memory) else None
+        return Pause.MEMORY if self._memory.paused(waiting, self._builder.memory) else None
 
     def take(self, frames: CopyBuffer, *, lull: bool = False) -> None:
         """Decode and keep `frames`; `lull` says that nothing more came just now."""

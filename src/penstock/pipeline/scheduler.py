@@ -21,6 +21,7 @@ from threading import Event, RLock, Thread
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
+from penstock.journal.memory import MemoryWatch
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.copier import note_departure
 from penstock.pipeline.failures import run_reporting
@@ -55,6 +56,7 @@ class Scheduler:
         self._forget_at = self._look_at = 0.0
         self._settled = False
         self._wake = Event()
+        self._memory = MemoryWatch(config.memory_backpressure, family=True)
         self.seen: Membership | None = None
         self._pools = {
             Job.COPY: ThreadPoolExecutor(config.max_table_sync_workers, "penstock-copy"),
@@ -221,9 +223,13 @@ class Scheduler:
             # last write comes before the new one's copy.
             copies = any(job is Job.COPY for _, job in jobs)
             places = Counter(table.place for table in waiting) if copies else Counter()
+            busy = any(table.job is not None for table in waiting)
             for table, job in jobs:
                 if job is Job.COPY and places[table.place] > 1:
                     continue
+                if busy and self._memory.full():
+                    break  # the end of a running job wakes us
+                busy = True
                 table.job = job
                 handed_out += 1
                 future = self._pools[job].submit(table.run, job)
