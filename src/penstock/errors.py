@@ -105,6 +105,28 @@ def _rebuild(
     return PenstockError(kind, message, hint=hint, table=table, position=position)
 
 
+DEFECT = "this is a defect of penstock; please report it with what --debug prints"
+"""The hint for an exception that nothing expects."""
+
+
+def cause(error: BaseException) -> str:
+    """Return what a foreign exception says, in one line of at most 200 characters.
+
+    Exceptions of Java have their whole stack in their text, and some begin with a title.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        lines = [f"{lines[0]} {lines[1]}"]
+    return shorten(lines[0]) if lines else type(error).__name__
+
+
+def named_cause(error: BaseException) -> str:
+    """Return the type of a foreign exception and its cause."""
+    said = cause(error)
+    name = type(error).__name__
+    return name if said == name else f"{name}: {said}"
+
+
 def shorten(value: str) -> str:
-    """A row value as it may appear in an error: cut to 200 characters."""
+    """Return a row value or a foreign text as an error may contain it: at most 200 characters."""
     return value if len(value) <= _VALUE_LIMIT else value[:_VALUE_LIMIT] + "…"

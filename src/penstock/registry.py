@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.errors import ErrorKind, PenstockError, cause, shorten
 
 _PATH = re.compile(r"[\w.]+:[\w.]+")
 
@@ -79,7 +79,7 @@ class Registry:
         except (TypeError, ValueError) as error:
             raise PenstockError(
                 ErrorKind.CONFIG,
-                f"{self.key}: {name} refuses its settings: {shorten(str(error))}",
+                f"{self.key}: {name} refuses its settings: {cause(error)}",
                 hint=f"correct the keys of {self.key}; they are the arguments of {found.__name__}",
             ) from error
 
@@ -92,7 +92,7 @@ class Registry:
         except ImportError as error:
             raise PenstockError(
                 ErrorKind.CONFIG,
-                f"{self.key}.type: {name} cannot be imported: {shorten(str(error))}",
+                f"{self.key}.type: {name} cannot be imported: {cause(error)}",
                 hint=f"install the package of {entry.module} in the environment of penstock, or put"
                 " its directory on PYTHONPATH",
             ) from error

@@ -12,11 +12,25 @@ import logging
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """Put the handlers of the stop signals back after the block, if it has replaced them."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # Only the main thread may set a handler, so the block of another has set none.
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 class SignalRelay:

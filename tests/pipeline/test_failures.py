@@ -74,7 +74,7 @@ def test_an_error_keeps_the_state_that_it_interrupted() -> None:
     ("trouble", "kind", "message"),
     [
         (PenstockError(ErrorKind.STORE, "it is away"), ErrorKind.STORE, "it is away"),
-        (KeyError("oid"), ErrorKind.INTERNAL, "the clock failed: KeyError('oid')"),
+        (KeyError("oid"), ErrorKind.INTERNAL, "the clock failed: KeyError: 'oid'"),
     ],
 )
 def test_what_ends_a_thread_is_reported(trouble: Exception, kind: ErrorKind, message: str) -> None:

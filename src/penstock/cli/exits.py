@@ -13,7 +13,7 @@ from enum import IntEnum
 from rich.console import Console
 from rich.text import Text
 
-from penstock.errors import PenstockError
+from penstock.errors import DEFECT, PenstockError, named_cause
 
 
 class ExitCode(IntEnum):
@@ -54,8 +54,7 @@ def report(error: Exception, *, debug: bool) -> None:
     if isinstance(error, PenstockError):
         message, hint = _message(error), error.hint
     else:
-        message = f"{type(error).__name__}: {str(error).strip() or 'no further word'}"
-        hint = "this is a defect of penstock; please report it with what --debug prints"
+        message, hint = named_cause(error), DEFECT
     console.print(Text.assemble(("error: ", "bold red"), message))
     if hint:
         console.print(Text.assemble(("hint: ", "bold cyan"), hint))

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.cli.options import LogFormat, LogLevel
+from penstock.errors import cause
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -54,7 +55,7 @@ class TextFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             if self._stack_traces:
                 return f"{line}\n{self.formatException(record.exc_info)}"
-            return f"{line} ({_first_line(record.exc_info[1])})"
+            return f"{line} ({cause(record.exc_info[1])})"
         if record.exc_text and self._stack_traces:
             return f"{line}\n{record.exc_text.rstrip()}"
         return line
@@ -72,7 +73,7 @@ class JsonFormatter(logging.Formatter):
             **_extra(record),
         }
         if record.exc_info and record.exc_info[1] is not None:
-            entry["error"] = _first_line(record.exc_info[1])
+            entry["error"] = cause(record.exc_info[1])
             entry["stack"] = "".join(traceback.format_exception(record.exc_info[1]))
         elif record.exc_text:
             entry["stack"] = record.exc_text
@@ -86,7 +87,3 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 def _time(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

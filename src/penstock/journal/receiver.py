@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.config import PipelineConfig
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError, named_cause
 from penstock.failpoints import failpoint
 from penstock.journal.files import writing
 from penstock.journal.lock import ReceiverLock
@@ -278,7 +278,8 @@ def _run_as_child(stop: threading.Event, report: Report) -> int:
         return 1
     except Exception as error:
         logger.exception("receiver failed")
-        report({"event": "error", "kind": ErrorKind.INTERNAL, "message": repr(error)})
+        message = named_cause(error)
+        report({"event": "error", "kind": ErrorKind.INTERNAL, "message": message, "hint": DEFECT})
         return 1
     return 0
 

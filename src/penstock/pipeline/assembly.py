@@ -80,7 +80,7 @@ class Assembly:
         from penstock.pipeline.inspection import read_status
         from penstock.stores.memory import MemoryStore
 
-        if isinstance(self.store, MemoryStore):
+        if type(self.store) is MemoryStore:
             raise PenstockError(
                 ErrorKind.CONFIG,
                 f"the store of pipeline {self.config.id} is in the memory of its process, where no"

@@ -24,7 +24,7 @@ import psycopg
 
 from penstock.config import PipelineConfig
 from penstock.destinations.schema_change import SchemaChange
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError, cause, named_cause
 from penstock.postgres.connection import translate
 from penstock.schema import Lsn
 from penstock.states import MANUAL, Errored, Init, RetryPolicy, StoredState
@@ -38,7 +38,6 @@ logger = logging.getLogger("penstock.pipeline.failures")
 _FIRST_STORE_PAUSE, _LONGEST_STORE_PAUSE = 0.2, 30.0
 _STORE_PATIENCE = 600.0
 
-_REASON_LIMIT = 1000
 _AGAIN = "nothing to do if it passes: it is tried again by itself"
 _RETRY = "mend the cause, then `penstock retry` the table, or `penstock resync` it"
 
@@ -71,7 +70,7 @@ def failure_of(error: BaseException) -> Failure:
         )
     name = type(error).__name__
     kind = ErrorKind.DESTINATION_TIMEOUT if isinstance(error, TimeoutError) else ErrorKind.INTERNAL
-    return Failure(kind, _first_line(error) or name, _AGAIN, True, name)
+    return Failure(kind, cause(error), _AGAIN, True, name)
 
 
 def passes(error: BaseException) -> bool:
@@ -143,7 +142,8 @@ def run_reporting(
         on_failure(error)
     except Exception as error:
         logger.exception("%s failed", name)
-        on_failure(PenstockError(ErrorKind.INTERNAL, f"the {name} failed: {error!r}"))
+        message = f"the {name} failed: {named_cause(error)}"
+        on_failure(PenstockError(ErrorKind.INTERNAL, message, hint=DEFECT))
 
 
 def retry_delay(attempts: int, config: PipelineConfig) -> float:
@@ -151,14 +151,6 @@ def retry_delay(attempts: int, config: PipelineConfig) -> float:
     grown = config.table_error_retry_delay_ms * 2.0 ** (attempts - 1)
     most = config.table_error_retry_max_delay_ms
     return min(grown, most) * random.uniform(0.75, 1.0) / 1000
-
-
-def _first_line(error: BaseException) -> str:
-    """The telling line: Java's exceptions bring their whole stack in their text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].endswith(":") and len(lines) > 1:
-        lines = [f"{lines[0]} {lines[1]}"]
-    return lines[0][:_REASON_LIMIT] if lines else ""
 
 
 def require_spark(spark: SparkSession) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.config import PipelineConfig
 from penstock.destinations.base import Destination, DestinationContext
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError, named_cause
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
@@ -40,6 +40,7 @@ from penstock.postgres.connection import connect
 from penstock.postgres.ddl_triggers import TriggerState, install, may_make_triggers, trigger_state
 from penstock.postgres.preflight import preflight, report, require
 from penstock.schema import Lsn
+from penstock.signals import keeping_handlers
 from penstock.states import Errored
 from penstock.stores.base import PipelineStore
 
@@ -51,13 +52,16 @@ logger = logging.getLogger("penstock.pipeline")
 _SLOT_PATIENCE = 15.0
 _POLL = 0.02
 _RECOVERY_DELAY = 1.0
+_INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C has ended."""
 
 
 class Pipeline:
     """Replicates a publication's tables into a destination.
 
     Runs once: `start`, then `wait` or whatever else there is to do, then
-    `shutdown`. As a context manager it starts on entry and shuts down on exit.
+    `shutdown`. As a context manager it starts on entry and shuts down on exit. Ctrl-C in the
+    block, other than in `wait`, ends the program after that, with exit code 130 and no traceback.
     Without `spark` it builds a session of its own, or uses the one that already
     runs in this process.
     """
@@ -95,7 +99,10 @@ class Pipeline:
 
     def __enter__(self) -> Self:
         if not self._started:
-            self.start()
+            try:
+                self.start()
+            except KeyboardInterrupt:
+                raise SystemExit(_INTERRUPTED) from None
         return self
 
     def __exit__(
@@ -105,6 +112,8 @@ class Pipeline:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(_INTERRUPTED) from None
 
     # Running.
 
@@ -128,9 +137,15 @@ class Pipeline:
         logger.info("pipeline started", extra={"pipeline": self.config.id})
 
     def wait(self) -> None:
-        """Return after `shutdown`; raise what failed the whole pipeline, after shutting down."""
+        """Return after `shutdown`; raise what failed the whole pipeline, after shutting down.
+
+        Ctrl-C shuts the pipeline down, and `wait` returns.
+        """
         self._require_started()
-        self._ended.wait()
+        try:
+            self._ended.wait()
+        except KeyboardInterrupt:
+            logger.info("interrupted, running writes finish", extra={"pipeline": self.config.id})
         if self._failure is None:
             self.shutdown()
         else:
@@ -219,7 +234,11 @@ class Pipeline:
             if self._failure is not None:
                 raise self._failure
             if self._ended.is_set():
-                raise PenstockError(ErrorKind.INVALID_STATE, "the pipeline has been shut down")
+                raise PenstockError(
+                    ErrorKind.INVALID_STATE,
+                    "the pipeline has been shut down",
+                    hint="make a new Pipeline to go on where this one stopped",
+                )
             if deadline is not None and time.monotonic() >= deadline:
                 late = [f"{table.name} ({table.state.name})" for table in self._tables()]
                 raise PenstockError(
@@ -276,12 +295,14 @@ class Pipeline:
 
         adopted = SparkContext._active_spark_context is not None
         given = self.config.spark
-        spark = build_session(
-            f"penstock-{self.config.id}",
-            master=given.master,
-            config={**self._destination.spark_settings(), **given.config},
-            adopt=True,
-        )
+        # Spark's handler of SIGINT cancels all jobs. Ours let running writes finish.
+        with keeping_handlers():
+            spark = build_session(
+                f"penstock-{self.config.id}",
+                master=given.master,
+                config={**self._destination.spark_settings(), **given.config},
+                adopt=True,
+            )
         if not adopted:
             self._closing.callback(stop_session, spark)
         return spark
@@ -291,7 +312,9 @@ class Pipeline:
             raise self._failure
         if self._asked_to_stop.is_set():
             raise PenstockError(
-                ErrorKind.INVALID_STATE, "the pipeline was shut down while it started"
+                ErrorKind.INVALID_STATE,
+                "the pipeline was shut down while it started",
+                hint="make a new Pipeline to run it",
             )
 
     def _fail(self, error: PenstockError, runtime: Runtime) -> None:
@@ -338,7 +361,8 @@ class Pipeline:
                     self._end_with(error)
             except Exception as error:
                 logger.exception("recovery failed")
-                self._end_with(PenstockError(ErrorKind.INTERNAL, f"recovery failed: {error!r}"))
+                message = f"recovery failed: {named_cause(error)}"
+                self._end_with(PenstockError(ErrorKind.INTERNAL, message, hint=DEFECT))
             finally:
                 self._recovering = False
 

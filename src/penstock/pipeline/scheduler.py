@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from threading import Event, RLock, Thread
 
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError, named_cause
 from penstock.failpoints import failpoint
 from penstock.journal.memory import MemoryWatch
 from penstock.pipeline.context import PipelineContext
@@ -246,7 +246,8 @@ class Scheduler:
             return
         self._context.stopping.set()  # or the same job would fail again at once
         if not isinstance(error, PenstockError):
-            error = PenstockError(ErrorKind.INTERNAL, f"a worker failed: {error!r}")
+            message = f"a worker failed: {named_cause(error)}"
+            error = PenstockError(ErrorKind.INTERNAL, message, hint=DEFECT)
         self._on_failure(error)
 
 

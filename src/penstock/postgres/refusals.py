@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.schema import quote_identifier
 
 
@@ -127,7 +127,7 @@ def refused(error: psycopg.Error, conninfo: str) -> PenstockError:
         "quoted_user": quote_identifier(user),
         "database": database,
         "quoted_database": quote_identifier(database),
-        "reason": "no answer in time" if timed_out else reason(text),
+        "reason": "no answer in time" if timed_out else shorten(reason(text)),
     }
     otherwise = _UNREACHABLE
     if error.pgconn is not None and error.pgconn.needs_password:

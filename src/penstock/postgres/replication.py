@@ -26,7 +26,7 @@ import psycopg
 from psycopg import pq
 
 from penstock.config import PgConnection
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError
 from penstock.postgres import libpq
 from penstock.postgres.connection import connect, take_text_as_it_is, translate
 from penstock.postgres.libpq import CopyBuffer
@@ -105,7 +105,9 @@ class ReplicationStream:
         self._require(result, doing, pq.ExecStatus.TUPLES_OK)
         point = result.get_value(0, 1)
         if point is None:
-            raise PenstockError(ErrorKind.INTERNAL, "the new slot has no consistent point")
+            raise PenstockError(
+                ErrorKind.INTERNAL, "the new slot has no consistent point", hint=DEFECT
+            )
         return Lsn.parse(point.decode())
 
     def make_failover(self, name: str) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, named_cause
 from penstock.postgres.connection import probes
 from penstock.stores.tables import POSTGRES_SCHEMA
 
@@ -127,7 +127,7 @@ class Database:
             raise PenstockError(
                 ErrorKind.STORE,
                 f"{what} of pipeline {pipeline_id} in the store {self.place} "
-                f"cannot be understood: {error!r}",
+                f"cannot be understood: {named_cause(error)}",
                 hint="it was changed by hand or written by a newer release; "
                 "restore the store, or upgrade penstock",
             ) from error

@@ -134,7 +134,11 @@ class DeltaDestination(Destination):
     @property
     def _context(self) -> DestinationContext:
         if self._started is None:
-            raise PenstockError(ErrorKind.INVALID_STATE, "DeltaDestination is not started")
+            raise PenstockError(
+                ErrorKind.INVALID_STATE,
+                "DeltaDestination is not started",
+                hint="call startup() first, as a pipeline does",
+            )
         return self._started
 
     def _new_session(self) -> SparkSession:

@@ -11,7 +11,7 @@ from penstock.changes.batches import UNSENT_HINT, UNSENT_VALUE
 from penstock.destinations.delta.ownership import ONE_DRIVER
 from penstock.destinations.delta.session import PACKAGE
 from penstock.destinations.delta.statements import LOST_VALUE
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.schema import Lsn, TableName
 
 logger = logging.getLogger("penstock.destinations.delta")
@@ -80,7 +80,7 @@ def explain(
 
 def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
     text = str(error)
-    cause = first_line(text)
+    cause = shorten(first_line(text))
     if is_gone(error) or _STOPPED.search(text):
         return (
             ErrorKind.INTERNAL,

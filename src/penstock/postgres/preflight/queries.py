@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import DEFECT, ErrorKind, PenstockError
 from penstock.postgres.connection import Session, translated
 
 
@@ -24,5 +24,7 @@ def row(session: Session, query: str, parameters: Sequence[Any] = ()) -> tuple[A
     with translated("looking at the server"):
         found = session.execute(query.encode(), parameters).fetchone()
     if found is None:
-        raise PenstockError(ErrorKind.INTERNAL, "a query of the preflight found nothing")
+        raise PenstockError(
+            ErrorKind.INTERNAL, "a query of the preflight found nothing", hint=DEFECT
+        )
     return found
