@@ -9,8 +9,11 @@ somebody has to mend (bad data, a missing privilege, an unsupported change).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from penstock.schema import Lsn, TableName
@@ -93,6 +96,48 @@ class PenstockError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Spark's Python workers send exceptions to the driver pickled.
         return (_rebuild, (self.kind, self.message, self.hint, self.table, self.position))
+
+
+class UnsentValue(PenstockError):
+    """An update brought a row into a row filter without its unchanged large values.
+
+    The row comes as an insert. The values are neither in the stream nor at the destination.
+    """
+
+    MARK = "penstock: Postgres did not send all values of a new row:"
+    """How Spark's error begins that stands for this one."""
+
+    HINT = (
+        "copy the table again: `penstock resync` it; with REPLICA IDENTITY FULL the rows that an"
+        " update brings into the row filter come whole"
+    )
+
+    def __init__(
+        self,
+        columns: Iterable[str],
+        *,
+        table: TableName | None = None,
+        position: Lsn | None = None,
+    ) -> None:
+        self.columns = tuple(columns)
+        super().__init__(
+            ErrorKind.SOURCE_SCHEMA,
+            f"Postgres did not send all values of a new row: {', '.join(self.columns)}",
+            hint=self.HINT,
+            table=table,
+            position=position,
+        )
+
+    @classmethod
+    def found_in(
+        cls, error: BaseException, table: TableName | None, position: Lsn | None = None
+    ) -> Self | None:
+        """This error, if it is what Spark has reported in words of its own."""
+        found = re.search(re.escape(cls.MARK) + r" ?(.*?)(?: SQLSTATE|$)", str(error), re.MULTILINE)
+        return cls(found[1].split(", "), table=table, position=position) if found else None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (partial(UnsentValue, table=self.table, position=self.position), (self.columns,))
 
 
 def _rebuild(

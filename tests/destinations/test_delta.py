@@ -46,11 +46,11 @@ class TestDeltaDestination(DestinationContract):
         return DeltaDestination(tmp_path / "lake")
 
     def read_rows(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
-        from penstock.spark.frames import iterate_rows
+        from penstock.journal.row_reader import iterate_rows
 
         assert isinstance(destination, DeltaDestination)
         frame = self._spark.read.format("delta").load(destination.path(table.name))
-        return [dict(row) for row in iterate_rows(table, frame)]
+        return [dict(row) for row in iterate_rows(table, frame.toArrow().to_batches())]
 
     def path(self, stage: Stage) -> Path:
         assert isinstance(stage.destination, DeltaDestination)
@@ -239,7 +239,9 @@ class TestDeltaDestination(DestinationContract):
     def test_a_large_batch_of_keys_that_may_be_there(self, stage: MakeStage) -> None:
         large = stage(NOTES)
         large.copy([note(n, "old") for n in range(0, 3000, 2)])
-        large.write(large.script.batch([insert(note(n, "new")) for n in range(3000)], exact=False))
+        large.write(
+            large.script.batch([insert(note(n, "new")) for n in range(3000)], publishes_all=False)
+        )
         assert sorted(large.rows) == [(n, "new", None) for n in range(3000)]
 
     def test_a_large_batch_of_new_rows_that_lack_a_value(self, stage: MakeStage) -> None:

@@ -1,37 +1,35 @@
 """What a destination is handed: a copied table, or a batch of changes.
 
-Both are thin values over Parquet files. Nothing is read until a DataFrame is
-asked for, so a destination that moves the files or wants only the counts costs
-no Spark job. Each belongs to a Spark session of its table's own, in which a
-destination may set session confs without disturbing other tables.
+Both are values over Parquet files, with three readers that show the same data:
+
+- Spark: `dataframe`, `changes`, `net_effect()`. The session belongs to the table, so a destination
+  may set session confs without disturbing other tables. It is asked for at the first use.
+- Arrow: `arrow()`, record batches that are read directly from the files, without a Spark job.
+- rows: `rows()` and `events()`, one at a time, over Arrow, with Python's own values.
+
+Nothing is read before a reader is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from penstock.events import Event
+from penstock.events import Event, Row
 from penstock.journal.manifest import ChangeCounts, SegmentRef
 from penstock.schema import Lsn, TableSchema
 from penstock.states import VisibleXids
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark.net_effect import NetEffect
 
-UNSENT_VALUE = "penstock: Postgres did not send all values of a new row:"
-"""How the error begins of a row that came into the table's row filter by an update.
-
-It comes as an insert, and its large values are neither there nor at the destination."""
-
-UNSENT_HINT = (
-    "copy the table again: `penstock resync` it; with REPLICA IDENTITY FULL the rows that an"
-    " update brings into the row filter come whole"
-)
+_ROWS_AT_ONCE = 1024
+"""Rows that become Python objects at a time, which take many times the room that Arrow's do."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,26 @@ class TableRows:
     table: TableSchema
     files: tuple[str, ...]
     count: int
-    session: SparkSession
+    spark: Callable[[], SparkSession] = field(repr=False, compare=False)
     position: Lsn | None = None
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The table's own Spark session."""
+        return self.spark()
+
+    def arrow(self) -> Iterator[RecordBatch]:
+        """The rows as Arrow record batches."""
+        from penstock.journal.arrow_reader import read_rows
+
+        return read_rows(self.table, self.files)
+
+    def rows(self) -> Iterator[Row]:
+        """The rows one at a time, as dictionaries of Python values."""
+        from penstock.journal.arrow_reader import read_rows
+        from penstock.journal.row_reader import iterate_rows
+
+        return iterate_rows(self.table, read_rows(self.table, self.files, _ROWS_AT_ONCE))
 
     @cached_property
     def dataframe(self) -> DataFrame:
@@ -64,9 +80,11 @@ class ChangeBatch:
     `visible` holds the transactions that the table's copy contains already;
     their changes are left out of everything below (but not of `counts`, which
     stem from the journal's statistics). `copy_id` names the copy that the batch
-    builds on. `exact` is false where the publication leaves inserts, updates, deletes or
-    truncates out: keys may then be there that should not. `complete` is false there too, and
-    where the table was not copied: rows may be missing.
+    builds on.
+
+    `publishes_all` is false where the publication leaves out inserts, updates, deletes or
+    truncates: the destination may have keys that the source has not. `copied_all` is false there
+    too, and where the table was not copied: the destination may lack rows.
     """
 
     pipeline_id: str
@@ -76,11 +94,16 @@ class ChangeBatch:
     end: Lsn
     segments: tuple[SegmentRef, ...]
     files: tuple[str, ...]
-    session: SparkSession
+    spark: Callable[[], SparkSession] = field(repr=False, compare=False)
     visible: VisibleXids | None = None
     begins_version: bool = False
-    exact: bool = True
-    complete: bool = True
+    publishes_all: bool = True
+    copied_all: bool = True
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The table's own Spark session."""
+        return self.spark()
 
     @property
     def id(self) -> str:
@@ -98,7 +121,7 @@ class ChangeBatch:
 
     @cached_property
     def changes(self) -> DataFrame:
-        """The changes with the envelope of CONTRACT §4, in no particular order."""
+        """The changes with their envelope, in no particular order."""
         from penstock.spark.frames import read_changes
 
         return read_changes(self.session, self.table, self.files, self.visible)
@@ -109,8 +132,17 @@ class ChangeBatch:
 
         return net_effect(self)
 
-    def events(self) -> Iterator[Event]:
-        """The changes row by row, in order."""
-        from penstock.spark.frames import iterate_events
+    def arrow(self) -> Iterator[RecordBatch]:
+        """The changes with their envelope, as Arrow record batches in commit order."""
+        from penstock.journal.arrow_reader import read_changes
 
-        return iterate_events(self)
+        return read_changes(self.table, self.files, self.visible)
+
+    def events(self) -> Iterator[Event]:
+        """The changes one at a time, in commit order. Raises `UnsentValue` at a row that came
+        without values which the destination does not have."""
+        from penstock.journal.arrow_reader import read_changes
+        from penstock.journal.row_reader import iterate_events
+
+        batches = read_changes(self.table, self.files, self.visible, _ROWS_AT_ONCE)
+        return iterate_events(self.table, batches, begins_version=self.begins_version)

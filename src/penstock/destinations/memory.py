@@ -122,10 +122,8 @@ class MemoryDestination(Destination):
         """Keeps the rows readable until the copy replaces them."""
 
     def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteStatus:
-        from penstock.spark.frames import iterate_rows
-
         fresh = _Table(table, rows.id)
-        for row in iterate_rows(table, rows.dataframe):
+        for row in rows.rows():
             fresh.insert(row)
         with self._lock:
             # A table that was made again, or that has got another's name, takes its place.

@@ -67,7 +67,7 @@ class Applier:
         session: SparkSession,
         applied: Meter,
         wake: Callable[[], None],
-        exact: Callable[[], bool] = lambda: True,
+        publishes_all: Callable[[], bool] = lambda: True,
     ) -> None:
         self._context = context
         self._copy = copied if isinstance(copied, FinishedCopy) else None
@@ -80,7 +80,7 @@ class Applier:
         self.adopted_at = time.monotonic()
         self.cursor = self.read_to = ZERO_LSN
         self._applied = applied
-        self._exact = exact
+        self._publishes_all = publishes_all
         self.batches = self.nulled = 0
         self._begun: Lsn | None = None
 
@@ -219,11 +219,11 @@ class Applier:
             run.end,
             run.segments,
             files,
-            self._session,
+            lambda: self._session,
             visible,
             begins_version=self._begun != run.schema.version,
-            exact=(exact := self._exact()),
-            complete=exact and self._context.config.table_sync_copy.includes(str(self.schema.name)),
+            publishes_all=(publishes_all := self._publishes_all()),
+            copied_all=publishes_all and self._is_copied,
         )
         result = self._context.destination.write_events(batch)
         self._deliveries.add(run.end, result)
@@ -236,6 +236,10 @@ class Applier:
             "batch handed over",
             extra=self._extra(start=str(run.start), end=str(run.end), changes=batch.counts.total),
         )
+
+    @property
+    def _is_copied(self) -> bool:
+        return self._context.config.table_sync_copy.includes(str(self.schema.name))
 
     def _announces(self, run: Run, visible: VisibleXids | None) -> bool:
         """Whether the source says of this run that rows which the destination has hold other

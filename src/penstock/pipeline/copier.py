@@ -332,7 +332,7 @@ class Copier:
             copied.table,
             copied.files,
             copied.rows,
-            self._session,
+            lambda: self._session,
             copied.finished.barrier,
         )
         retrying = Retrying(

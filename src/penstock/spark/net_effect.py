@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.changes.batches import UNSENT_VALUE
-from penstock.errors import ErrorKind, PenstockError
+from penstock.errors import ErrorKind, PenstockError, UnsentValue
 from penstock.journal.manifest import ChangeCounts
 from penstock.schema import ColumnSchema, ReplicaIdentity, TableSchema, ValueKind
 from penstock.spark.frames import quoted
@@ -97,14 +96,14 @@ def net_effect(batch: ChangeBatch) -> NetEffect:
         truncated, changes = _after_truncate(changes)
     unsent = any(segment.has_unchanged for segment in batch.segments)
     only_new = not (counts.updates or counts.deletes or unsent)
-    if only_new and (batch.exact or not table.key):
+    if only_new and (batch.publishes_all or not table.key):
         return NetEffect(table, truncated, _inserted(table, changes), True, False, counts)
     if counts.total <= SMALL_BATCH:
         changes = changes.coalesce(1)
     if table.key:
         moves = any(segment.key_changes for segment in batch.segments)
         effect = _keyed(table, changes, counts, truncated, unsent, moves)
-        return effect if batch.exact else replace(effect, rows=_maybe_there(effect.rows))
+        return effect if batch.publishes_all else replace(effect, rows=_maybe_there(effect.rows))
     if table.identity is not ReplicaIdentity.FULL:
         raise PenstockError(
             ErrorKind.SOURCE_SCHEMA,
@@ -261,7 +260,7 @@ def _row(table: TableSchema, unsent: bool) -> Column:
     if not unsent:
         return after
     incomplete = (F.col("op") == "i") & (F.coalesce(F.size("unchanged"), F.lit(0)) > 0)
-    lost = F.raise_error(F.concat(F.lit(f"{UNSENT_VALUE} "), F.concat_ws(", ", "unchanged")))
+    lost = F.raise_error(F.concat(F.lit(f"{UnsentValue.MARK} "), F.concat_ws(", ", "unchanged")))
     return F.when(incomplete, lost).otherwise(_with_old_key(table))
 
 

@@ -208,8 +208,8 @@ class DestinationContract(ABC):
     def test_a_key_that_should_not_be_there_is_replaced(self, notes: Stage) -> None:
         """The publication leaves deletes out, and the key came again."""
         again = [insert(note(1, "again")), insert(note(4)), insert(note(4, "twice"))]
-        notes.write(notes.script.batch(again, exact=False))
-        notes.write(notes.script.batch([insert(note(2)), delete({"id": 2})], exact=False))
+        notes.write(notes.script.batch(again, publishes_all=False))
+        notes.write(notes.script.batch([insert(note(2)), delete({"id": 2})], publishes_all=False))
         assert notes.rows == [(1, "again", None), (3, None, None), (4, "twice", None)]
 
     # Values that Postgres did not resend.
@@ -230,7 +230,7 @@ class DestinationContract(ABC):
         there = notes.rows
         lacking = [*before, update(note(5, rank=5), unchanged=["note"])]
         with pytest.raises(PenstockError):
-            notes.write(notes.script.batch(lacking, exact=False))
+            notes.write(notes.script.batch(lacking, publishes_all=False))
         assert notes.rows == there
 
     def test_an_unchanged_value_is_kept(self, notes: Stage) -> None:
@@ -304,7 +304,7 @@ class DestinationContract(ABC):
         assert log.rows == [(1, "a", None), (1, "b", None), (2, None, None), (3, "c", 4)]
         log.apply([truncate(), insert(note(5)), insert(note(5)), delete(note(5))])
         assert log.rows == [(5, None, None)]
-        log.write(log.script.batch([delete(note(n)) for n in (5, 5, 8)], complete=False))
+        log.write(log.script.batch([delete(note(n)) for n in (5, 5, 8)], copied_all=False))
         assert log.rows == []
 
     def test_rows_without_a_key_are_told_apart_by_the_sign_of_a_zero(

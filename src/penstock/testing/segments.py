@@ -93,15 +93,15 @@ class Script:
             path = self.directory / f"{self.copy_id}-{number}.parquet"
             pq.write_table(self._rows(rows[number::files]), path, compression="lz4")
             paths.append(str(path))
-        return TableRows(self.copy_id, self.table, tuple(paths), len(rows), self.session)
+        return TableRows(self.copy_id, self.table, tuple(paths), len(rows), lambda: self.session)
 
     def batch(
         self,
         *transactions: Sequence[Change],
         visible: VisibleXids | None = None,
         begins_version: bool = False,
-        exact: bool = True,
-        complete: bool = True,
+        publishes_all: bool = True,
+        copied_all: bool = True,
     ) -> ChangeBatch:
         """The next batch: one segment, with these transactions."""
         start = self.end
@@ -125,11 +125,11 @@ class Script:
             self.end,
             (self._describe(path, [change for changes in transactions for change in changes]),),
             (str(path),),
-            self.session,
+            lambda: self.session,
             visible,
             begins_version,
-            exact,
-            complete,
+            publishes_all,
+            copied_all,
         )
 
     def _envelope(self, change: Change, commit: int, ordinal: int) -> dict[str, Any]:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.changes.batches import UNSENT_HINT, UNSENT_VALUE
 from penstock.destinations.delta.ownership import ONE_DRIVER
 from penstock.destinations.delta.session import PACKAGE
 from penstock.destinations.delta.statements import LOST_VALUE
-from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.errors import ErrorKind, PenstockError, UnsentValue, shorten
 from penstock.schema import Lsn, TableName
 
 logger = logging.getLogger("penstock.destinations.delta")
@@ -74,6 +73,8 @@ def reaching(root: str) -> Iterator[None]:
 def explain(
     error: Exception, table: TableName | None, path: str, position: Lsn | None = None
 ) -> PenstockError:
+    if (unsent := UnsentValue.found_in(error, table, position)) is not None:
+        return unsent
     kind, message, hint = _judge(error, path)
     return PenstockError(kind, message, hint=hint, table=table, position=position)
 
@@ -86,12 +87,6 @@ def _judge(error: Exception, path: str) -> tuple[ErrorKind, str, str]:
             ErrorKind.INTERNAL,
             f"Spark's driver ended while {path} was written: {cause}",
             "its log says why; if it ran out of memory, raise spark.driver.memory",
-        )
-    if UNSENT_VALUE in text:
-        return (
-            ErrorKind.SOURCE_SCHEMA,
-            f"{path} gets a new row whose large values Postgres did not send",
-            UNSENT_HINT,
         )
     if LOST_VALUE in text:
         return (

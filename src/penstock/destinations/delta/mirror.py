@@ -249,7 +249,7 @@ class Mirror:
             left = self._left_of(shrunk)
             found, fewest = left.agg(F.count("*"), F.min("change")).head() or (0, None)
             lacking = found < shrunk.count() or (fewest is not None and fewest < 0)
-            if lacking and self.batch.complete:
+            if lacking and self.batch.copied_all:
                 raise PenstockError(
                     ErrorKind.DESTINATION_REJECTED,
                     "the table lacks rows that the source deleted",
