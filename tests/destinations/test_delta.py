@@ -46,7 +46,7 @@ class TestDeltaDestination(DestinationContract):
         return DeltaDestination(tmp_path / "lake")
 
     def read_rows(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
-        from penstock.journal.row_reader import iterate_rows
+        from penstock.changes.rows import iterate_rows
 
         assert isinstance(destination, DeltaDestination)
         frame = self._spark.read.format("delta").load(destination.path(table.name))

@@ -55,14 +55,14 @@ class TableRows:
 
     def arrow(self) -> Iterator[RecordBatch]:
         """The rows as Arrow record batches."""
-        from penstock.journal.arrow_reader import read_rows
+        from penstock.changes.arrow import read_rows
 
         return read_rows(self.table, self.files)
 
     def rows(self) -> Iterator[Row]:
         """The rows one at a time, as dictionaries of Python values."""
-        from penstock.journal.arrow_reader import read_rows
-        from penstock.journal.row_reader import iterate_rows
+        from penstock.changes.arrow import read_rows
+        from penstock.changes.rows import iterate_rows
 
         return iterate_rows(self.table, read_rows(self.table, self.files, _ROWS_AT_ONCE))
 
@@ -134,15 +134,15 @@ class ChangeBatch:
 
     def arrow(self) -> Iterator[RecordBatch]:
         """The changes with their envelope, as Arrow record batches in commit order."""
-        from penstock.journal.arrow_reader import read_changes
+        from penstock.changes.arrow import read_changes
 
         return read_changes(self.table, self.files, self.visible)
 
     def events(self) -> Iterator[Event]:
         """The changes one at a time, in commit order. Raises `UnsentValue` at a row that came
         without values which the destination does not have."""
-        from penstock.journal.arrow_reader import read_changes
-        from penstock.journal.row_reader import iterate_events
+        from penstock.changes.arrow import read_changes
+        from penstock.changes.rows import iterate_events
 
         batches = read_changes(self.table, self.files, self.visible, _ROWS_AT_ONCE)
         return iterate_events(self.table, batches, begins_version=self.begins_version)

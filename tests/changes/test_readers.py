@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from penstock.changes.arrow import _unseen, read_changes
 from penstock.errors import UnsentValue
 from penstock.events import Begin, Commit, Delete, Insert, Truncate, Update
-from penstock.journal.arrow_reader import _unseen, read_changes
 from penstock.schema import TableSchema
 from penstock.states import VisibleXids
 from penstock.testing.sample_tables import EXTREME, LINES, NOTES, TYPES, TYPICAL, line, note
