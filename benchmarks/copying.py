@@ -12,7 +12,7 @@ from benchmarks.delivering import lake, make_pipeline, table_path
 from benchmarks.measure import Measure, Ratio, clock_from, ratio, timed
 from benchmarks.source import Source, fresh_source
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.4"
 

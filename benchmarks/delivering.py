@@ -16,7 +16,7 @@ from penstock.destinations import DeltaDestination
 from penstock.pipeline.receiver_process import ReceiverState
 from penstock.stores import SqlStore
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 # 3 % of the rows have a value too large for the row, which updates leave as it is.
 TOASTED_COLUMNS = COLUMNS.replace("s text", "s text, doc text STORAGE EXTERNAL")

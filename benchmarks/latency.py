@@ -18,7 +18,7 @@ from benchmarks.source import ROWS, Source, fresh_source
 from penstock.destinations.delta.mark import Mark
 from penstock.schema import Lsn
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 PER_SECOND = 20
 WARM_UP, MEASURED = 600, 400

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 
 @dataclass(frozen=True)

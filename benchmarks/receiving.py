@@ -16,7 +16,7 @@ from penstock.config import PipelineConfig
 from penstock.journal.journal import Journal
 from penstock.schema import ZERO_LSN
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from benchmarks.measure import timed
 from penstock.config import JournalConfig, PgConnection, PipelineConfig
 from penstock.schema import Lsn
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 COLUMNS = (
     "id bigint PRIMARY KEY, a int, b int, d double precision, n numeric(12,2),"

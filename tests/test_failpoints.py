@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 PROGRAM = """
 from penstock.failpoints import failpoint

@@ -26,8 +26,8 @@ from penstock.pipeline import Pipeline
 from penstock.schema import TableName
 from penstock.stores import MemoryStore
 from penstock.testing.comparison import SourceTable, compare, compare_rows
+from penstock.testing.postgres import wait_for
 from penstock.testing.replay import replayed_rows
-from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 from tests.oracle.columns import DEFINITIONS
 from tests.oracle.tables import RandomTable, Writer, tables

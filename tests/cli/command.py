@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-COMMAND = [sys.executable, "-m", "penstock.cli.main"]
+COMMAND = [sys.executable, "-m", "penstock"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from penstock import __version__
-from penstock.cli.exits import ExitCode, exit_code_of
 from penstock.cli.logs import JsonFormatter, TextFormatter
+from penstock.cli.main import ExitCode, exit_code_of
 from penstock.cli.run import _REFRESH_S
 from penstock.errors import ErrorKind, PenstockError
 from tests.cli.command import COMMAND, Penstock

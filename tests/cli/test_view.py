@@ -14,7 +14,7 @@ from rich.console import Console
 
 from penstock.cli.demo import Place
 from penstock.cli.demo import _report as report_demo
-from penstock.cli.options import Progress
+from penstock.cli.main import Progress
 from penstock.cli.status import _print as print_status
 from penstock.cli.view import JsonView, LiveView, LogView, PlainView, View, view_for
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState

@@ -25,7 +25,7 @@ from penstock.schema import (
     ValueType,
 )
 from penstock.spark import frames
-from penstock.spark.own_session import SETTINGS, own_session
+from penstock.spark.session import SETTINGS, own_session
 from penstock.testing.sample_tables import ID, NOTES, note
 from penstock.testing.segments import insert, joined, update
 from tests.destinations.test_delta_mirror import staged

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config import PgConnection
 from penstock.postgres.connection import Session, connect
+from penstock.testing.postgres import wait_for
 from penstock.testing.proxy import Proxy
-from penstock.testing.waiting import wait_for
 from tests.conftest import Database
 from tests.journal.conftest import StartReceiver
 from tests.journal.test_receiver_network import complaints, through

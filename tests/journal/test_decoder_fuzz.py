@@ -21,8 +21,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.decoder import ChangeDecoder, Decoded
 from penstock.postgres.ddl import Announcement
 from penstock.postgres.libpq import CopyBuffer
-from penstock.postgres.pgoutput import newest_keepalive
-from penstock.postgres.relation_message import RelationMessage
+from penstock.postgres.pgoutput import RelationMessage, newest_keepalive
 from penstock.schema import (
     STRING,
     ColumnSchema,

@@ -20,8 +20,7 @@ from penstock.pipeline.slot_recovery import recover_lost_slot
 from penstock.postgres.preflight import preflight
 from penstock.schema import Lsn
 from penstock.stores import MemoryStore
-from penstock.testing.postgres import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import EmbeddedPostgres, wait_for
 from tests.journal.conftest import Running
 
 STANDBY_SLOT = "standby"

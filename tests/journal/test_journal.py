@@ -19,7 +19,7 @@ from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.writer import JournalWriter
 from penstock.schema import ZERO_LSN, ColumnSchema, Lsn, TableId, TableName, TableSchema, ValueKind
 from penstock.schema import ValueType as Type
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 A, B = TableId(1), TableId(2)
 LONG = Type(ValueKind.LONG)

@@ -12,7 +12,7 @@ from penstock.journal.journal import Journal, JournalOwner
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.replication import ReplicationStream
 from penstock.schema import Lsn, TableId
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.journal.conftest import Running, StartReceiver
 
 

@@ -16,8 +16,8 @@ from penstock.journal.memory import (
 )
 from penstock.journal.scribe import Scribe
 from penstock.journal.writer import JournalWriter
+from penstock.testing.postgres import wait_for
 from penstock.testing.sample_tables import NOTES
-from penstock.testing.waiting import wait_for
 
 
 def gauge(memory: int) -> MemoryGauge:

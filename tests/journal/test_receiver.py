@@ -19,8 +19,8 @@ from penstock.journal.memory import machine_memory
 from penstock.journal.receiver import Receiver
 from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn
+from penstock.testing.postgres import wait_for
 from penstock.testing.replay import journaled_changes
-from penstock.testing.waiting import wait_for
 
 WIDE = "(SELECT string_agg(md5((i * {0})::text), '') FROM generate_series(1, 400) i)"
 

@@ -19,9 +19,8 @@ from penstock.schema import Lsn
 from penstock.states import Init, Ready, StoredState
 from penstock.stores import MemoryStore
 from penstock.stores.base import Worker
-from penstock.testing.postgres import EmbeddedPostgres
+from penstock.testing.postgres import EmbeddedPostgres, wait_for
 from penstock.testing.proxy import Proxy
-from penstock.testing.waiting import wait_for
 from tests.conftest import COMPLAINTS, Database
 from tests.journal.conftest import Running, StartReceiver
 

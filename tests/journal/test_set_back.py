@@ -20,8 +20,7 @@ from penstock.postgres.connection import current_wal_lsn
 from penstock.postgres.slots import slot_info
 from penstock.schema import Lsn
 from penstock.stores import MemoryStore
-from penstock.testing.postgres import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import EmbeddedPostgres, wait_for
 from tests.journal.conftest import Running, StartReceiver
 
 PAGE, SEGMENT = 8192, 16 * MIB

@@ -20,7 +20,7 @@ from penstock.journal.receiver import Receiver
 from penstock.postgres.connection import connect
 from penstock.postgres.replication import ReplicationStream
 from penstock.postgres.slots import SlotInfo, slot_info, waited_for
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 from tests.journal.conftest import Running
 

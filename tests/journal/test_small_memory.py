@@ -20,8 +20,8 @@ from penstock.journal.scribe import Scribe
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import ZERO_LSN
+from penstock.testing.postgres import wait_for
 from penstock.testing.sample_tables import NOTES
-from penstock.testing.waiting import wait_for
 from tests.journal.test_decoder_fuzz import BEGIN, COMMIT, OID, Relations, frame
 
 

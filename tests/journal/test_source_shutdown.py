@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.config import BatchConfig, JournalConfig, PgConnection, PipelineConfig
-from penstock.testing.postgres import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import EmbeddedPostgres, wait_for
 from tests.journal.conftest import Running
 
 

@@ -25,7 +25,7 @@ from penstock.postgres.catalog import published_tables
 from penstock.postgres.connection import Session, connect
 from penstock.postgres.copy import CtidRange, OnUnrepresentable, arrow_schema, copy_range
 from penstock.schema import ZERO_LSN, TableSchema
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 PUBLICATION = "both_ways"
 

@@ -25,7 +25,7 @@ from penstock.postgres.preflight import Severity, preflight
 from penstock.schema import Lsn, TableName
 from penstock.states import Errored
 from penstock.stores import MemoryStore
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 from tests.oracle.mirrors import DeltaMirror, InPlaceDestination
 from tests.oracle.sessions import Schedule, Step

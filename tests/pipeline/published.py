@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import Pipeline
 from penstock.destinations import MemoryDestination
 from penstock.schema import TableId
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 if TYPE_CHECKING:
     from tests.pipeline.conftest import Source

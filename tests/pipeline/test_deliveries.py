@@ -8,7 +8,7 @@ from penstock.destinations.base import WriteStatus
 from penstock.errors import PenstockError
 from penstock.pipeline.deliveries import Deliveries
 from penstock.schema import Lsn
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 DURABLE, ACCEPTED = WriteStatus.DURABLE, WriteStatus.ACCEPTED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.pipeline import applier
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
 MOST_COLUMNS = 1_600

@@ -15,7 +15,7 @@ from penstock.journal.journal import Journal
 from penstock.pipeline.context import PipelineContext
 from penstock.pipeline.maintenance import MaintenanceThread
 from penstock.stores import MemoryStore
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 
 class Failing:

@@ -9,7 +9,7 @@ from penstock.destinations.schema_change import SchemaChange, SchemaChangeAction
 from penstock.events import Insert
 from penstock.postgres.ddl_triggers import uninstall
 from penstock.schema import TableName, TableSchema
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 from tests.pipeline.published import copies
 

@@ -14,7 +14,7 @@ from penstock.postgres.preflight import preflight
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.publication_drift.terms import Partition
 from penstock.states import Errored
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT
 from tests.pipeline.published import LOOSE, PARTS, Replica, copies
 

@@ -21,7 +21,7 @@ from penstock.schema import TableId
 from penstock.spark.extract import extract
 from penstock.states import Errored, Init
 from penstock.stores import MemoryStore, SqlStore
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 from tests.pipeline.conftest import TIMEOUT, Source
 from tests.pipeline.doubles import ScriptedDestination

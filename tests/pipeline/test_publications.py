@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.postgres.catalog import published_tables
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import COMPLAINTS
 from tests.pipeline.conftest import TIMEOUT
 from tests.pipeline.published import LOOSE, PARTS, Replica, Rows, copies

@@ -22,7 +22,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.outbox import LogEvents, Outbox
 from penstock.pipeline.receiver_process import ReceiverProcess, ReceiverState, revealed
 from penstock.testing.owned_process import is_alive
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 STREAM_UNTIL_TOLD = """
     import json, os, signal, sys
@@ -346,7 +346,7 @@ def test_the_child_sees_the_end_of_its_input_when_its_parent_dies(tmp_path: Path
         import signal, sys
         from penstock.config import PgConnection, PipelineConfig
         from penstock.pipeline.receiver_process import ReceiverProcess
-        from penstock.testing.waiting import wait_for
+        from penstock.testing.postgres import wait_for
         config = PipelineConfig(id="x", publication_name="p", pg_connection=PgConnection())
         process = ReceiverProcess(config, print, (sys.executable, {str(child)!r}))
         process.start()

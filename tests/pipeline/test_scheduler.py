@@ -25,7 +25,7 @@ from penstock.schema import TableSchema
 from penstock.states import MANUAL, Errored, Init, Ready, stage_of
 from penstock.stores import MemoryStore
 from penstock.stores.base import DestinationTableMetadata, MetadataStatus, TableStateOperation
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.doubles import ScriptedDestination
 from tests.pipeline.journals import HandMadeJournal, table
 

@@ -11,7 +11,7 @@ from penstock.pipeline import copier
 from penstock.pipeline.requests import Action, Request, Requests
 from penstock.postgres.ddl_triggers import uninstall
 from penstock.schema import TableId, TableSchema
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Lake, Source
 
 

@@ -16,7 +16,7 @@ from penstock.pipeline.requests import Action, Request, Requests
 from penstock.pipeline.runtime import Runtime
 from penstock.schema import Lsn, TableId
 from penstock.stores.base import Worker
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
 

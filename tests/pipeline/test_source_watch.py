@@ -18,7 +18,7 @@ from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.source_watch import Membership, SourceWatch
 from penstock.pipeline.status import JournalStatus, PipelineStatus
 from penstock.stores import MemoryStore
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 
 

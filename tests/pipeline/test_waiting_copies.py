@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 
 from penstock.pipeline import copier
 from penstock.pipeline.copier import Copier
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
 PLAIN = (

@@ -12,7 +12,7 @@ from penstock import Pipeline
 from penstock.journal.source import rightful_owner
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import connect
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.pipeline.conftest import TIMEOUT, Source
 
 

@@ -23,7 +23,7 @@ from penstock.postgres.preflight import Finding, Severity, preflight, require
 from penstock.postgres.preflight.identity import require_old_rows
 from penstock.postgres.slots import waited_for
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 SLOT = "penstock_shop"
 

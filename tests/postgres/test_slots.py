@@ -11,7 +11,7 @@ from penstock.config import PgConnection
 from penstock.errors import PenstockError
 from penstock.postgres.connection import Session, connect, current_wal_lsn
 from penstock.postgres.slots import SlotInfo, drop_slot, slot_info, waited_for
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 
 def make_slot(session: Session, name: str = "penstock_slots_test") -> str:

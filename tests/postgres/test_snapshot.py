@@ -18,7 +18,7 @@ from penstock.postgres.slots import drop_slot
 from penstock.postgres.snapshot import ExportedSnapshot
 from penstock.schema import Lsn
 from penstock.states import VisibleXids
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 WRITERS = 6
 SNAPSHOTS = 40

@@ -3,10 +3,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import PgConnection
-from penstock.postgres.connection import connect, current_flush_lsn, current_wal_lsn
-from penstock.postgres.wal import _end_of_record, end_of_record
+from penstock.postgres.connection import (
+    _end_of_record,
+    connect,
+    current_flush_lsn,
+    current_wal_lsn,
+    end_of_record,
+)
 from penstock.schema import Lsn
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 
 MIB = 1024 * 1024

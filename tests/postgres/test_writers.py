@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from penstock.config import PgConnection
 from penstock.postgres.connection import connect
-from penstock.postgres.writers import Writers
+from penstock.postgres.snapshot import Writers
 from penstock.schema import TableId, TableName, TableSchema
 from tests.conftest import Database
 

@@ -25,7 +25,7 @@ from penstock.schema import TableSchema
 from penstock.spark import extract as extraction
 from penstock.spark.extract import Extracted, extract
 from penstock.spark.row_files import RowFileWriter
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 
 WIDE = """

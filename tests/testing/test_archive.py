@@ -13,7 +13,7 @@ from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn, TableId, TableName, TableSchema
 from penstock.testing.archive import JournalArchive
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 from tests.conftest import Database
 
 TABLE = TableSchema(TableId(7), TableName("public", "t"), ())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.testing import driver
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 TELL_AND_WAIT = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
 

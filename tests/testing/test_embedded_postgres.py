@@ -20,7 +20,7 @@ import pytest
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing import EmbeddedPostgres, installation
 from penstock.testing.owned_process import User
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.driver import Driver
-from penstock.cli.exits import ExitCode
+from penstock.cli.main import ExitCode
 from penstock.cli.signals import end_children
 from penstock.cli.view import LiveView, PlainView, View
 from penstock.destinations import DeltaDestination

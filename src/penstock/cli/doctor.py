@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.exits import ExitCode
+from penstock.cli.main import ExitCode
 from penstock.config import FileConfig
 from penstock.journal.preflight import journal_findings
 from penstock.pipeline.assembly import Assembly

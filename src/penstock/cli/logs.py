@@ -12,12 +12,24 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
-from penstock.cli.options import LogFormat, LogLevel
 from penstock.errors import cause
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def set_up_logging(log_format: LogFormat, level: LogLevel, *, debug: bool) -> None:

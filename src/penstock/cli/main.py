@@ -2,20 +2,23 @@
 
 Commands live in modules of their own, imported when they are called: help and
 version must not wait for Spark, Arrow or Numba. What a command raises becomes
-one printed error and an exit code (`exits`).
+one printed error and an exit code. Scripts go by the code, people by the text; stack traces
+are for `--debug`.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.logs import set_up_logging
-from penstock.cli.options import LogFormat, LogLevel, Progress
+from penstock.cli.logs import LogFormat, LogLevel, set_up_logging
+from penstock.errors import DEFECT, PenstockError, named_cause
 
 _EXIT_CODES = """\
 **Exit codes**: 0 done, or stopped as asked · 1 failed while running ·
@@ -24,6 +27,29 @@ destination, journal or store · 130 interrupted
 """
 _GLOBAL_FLAGS = {"--debug"}
 _GLOBAL_OPTIONS = {"--log-format", "--log-level"}
+
+
+class ExitCode(IntEnum):
+    """What each exit code means. They are part of the contract with scripts."""
+
+    OK = 0  # done, or stopped as asked (one SIGINT or SIGTERM)
+    FAILED = 1  # failed while running; doctor: something is missing; demo: not equal
+    USAGE = 2  # wrong usage, wrong configuration, or no Java
+    SOURCE = 3  # Postgres: connection, privileges, publication, slot
+    DESTINATION = 4  # the destination, the journal or the store
+    HUNG_UP = 129
+    INTERRUPTED = 130  # a second SIGINT; demo: the first
+    TERMINATED = 143  # likewise SIGTERM
+
+
+class Progress(StrEnum):
+    """How `run` shows what it does."""
+
+    AUTO = "auto"
+    LIVE = "live"
+    PLAIN = "plain"
+    JSON = "json"
+    NONE = "none"
 
 
 class _Commands(TyperGroup):
@@ -42,8 +68,6 @@ class _Commands(TyperGroup):
         except Exception as error:
             if _is_usage_error(error):
                 raise
-            from penstock.cli.exits import exit_code_of, report
-
             report(error, debug=ctx.params.get("debug", False))
             raise typer.Exit(exit_code_of(error)) from None
 
@@ -307,5 +331,39 @@ def _global_options_first(args: Sequence[str]) -> list[str]:
     return [*first, *rest]
 
 
-if __name__ == "__main__":
-    main()
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code for what a command raised."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if not isinstance(error, PenstockError):
+        return ExitCode.FAILED
+    match error.kind.partition(".")[0]:
+        case "config":
+            return ExitCode.USAGE
+        case "source":
+            return ExitCode.SOURCE
+        case "destination" | "journal" | "store":
+            return ExitCode.DESTINATION
+        case _:
+            return ExitCode.FAILED
+
+
+def report(error: Exception, *, debug: bool) -> None:
+    """Print an error on stderr, once, with its remedy; its stack trace only with `debug`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if debug:
+        console.print(Text("".join(traceback.format_exception(error)).rstrip(), style="dim"))
+    if isinstance(error, PenstockError):
+        message, hint = _message(error), error.hint
+    else:
+        message, hint = named_cause(error), DEFECT
+    console.print(Text.assemble(("error: ", "bold red"), message))
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold cyan"), hint))
+
+
+def _message(error: PenstockError) -> str:
+    return str(error).removesuffix(f"\nhint: {error.hint}")

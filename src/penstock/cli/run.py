@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.exits import ExitCode
-from penstock.cli.options import Progress
+from penstock.cli.main import ExitCode, Progress
 from penstock.cli.signals import StopRequest
 from penstock.cli.view import LiveView, View, view_for
 from penstock.config import FileConfig, load_config

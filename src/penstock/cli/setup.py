@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from penstock.cli.exits import ExitCode
+from penstock.cli.main import ExitCode
 from penstock.config import load_config
 from penstock.errors import ErrorKind, PenstockError
 from penstock.postgres import ddl_triggers

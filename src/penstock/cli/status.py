@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.exits import ExitCode
+from penstock.cli.main import ExitCode
 from penstock.cli.view import STATE_STYLES
 from penstock.pipeline import PipelineStatus
 from penstock.pipeline.assembly import Assembly

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from penstock.cli.exits import ExitCode
+from penstock.cli.main import ExitCode
 from penstock.config import FileConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.journal.journal import Journal, JournalOwner

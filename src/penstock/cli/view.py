@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.options import Progress
+from penstock.cli.main import Progress
 
 Status = Mapping[str, Any]
 

@@ -22,11 +22,16 @@ from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.manifest import ChangeCounts, Defect
 from penstock.journal.segment import Chunk
 from penstock.journal.versions import Relations, SchemaVersions
-from penstock.postgres import pgoutput, tuples
+from penstock.postgres import pgoutput
 from penstock.postgres.libpq import CopyBuffer
-from penstock.postgres.pgoutput import Bytes, ChangeIndex, Ints
-from penstock.postgres.relation_message import RelationMessage, parse_relation
-from penstock.postgres.tuples import ValueSlices
+from penstock.postgres.pgoutput import (
+    Bytes,
+    ChangeIndex,
+    Ints,
+    RelationMessage,
+    ValueSlices,
+    parse_relation,
+)
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn, decode
 from penstock.publication_drift.sent_partitions import SentPartition
@@ -250,7 +255,7 @@ def _chunk(schema: TableSchema, buffer: Bytes, index: ChangeIndex) -> Chunk:
         np.empty((old_width, height), dtype=np.int64),
         np.empty((old_width, height), dtype=np.int32),
     )
-    unchanged, bad = tuples.locate_values(
+    unchanged, bad = pgoutput.locate_values(
         buffer,
         index.tuples,
         index.limits,
@@ -358,6 +363,6 @@ class _Rows:
 def _unchanged_names(schema: TableSchema, new: ValueSlices, count: int) -> pa.ListArray:
     offsets = np.empty(new.lengths.shape[1] + 1, dtype=np.int32)
     numbers = np.empty(count, dtype=np.int64)
-    tuples.list_unchanged(new.lengths, offsets, numbers)
+    pgoutput.list_unchanged(new.lengths, offsets, numbers)
     names = pa.array([column.name for column in schema.columns], pa.string())
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(numbers)))

@@ -28,22 +28,48 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, Self
 
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
-from penstock.journal import source_history
-from penstock.journal.checkpoint import Checkpoint
 from penstock.journal.files import replace, sync
 from penstock.journal.manifest import Manifest, SegmentRef
-from penstock.journal.retirement import count_up_to, plan_retirement
-from penstock.journal.source_history import SourceHistory
+from penstock.journal.retention import Checkpoint, count_up_to, plan_retirement
 from penstock.publication_drift.sent_partitions import SentPartitions
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableSchema
 from penstock.states import VisibleXids
 
+
+@dataclass(frozen=True, slots=True)
+class SourceHistory:
+    """The timeline that the source was on, None before anybody looked; and where its WAL
+    ended when it was found behind the journal."""
+
+    timeline: int | None = None
+    set_back_to: Lsn | None = None
+
+    @classmethod
+    def of(cls, root: Path) -> Self:
+        """As it is kept with the journal at `root`."""
+        try:
+            data: dict[str, Any] = json.loads((root / _TIMELINE).read_text("utf-8"))
+        except FileNotFoundError:
+            return cls()
+        set_back_to = data.get("set_back_to")
+        return cls(data.get("timeline"), Lsn.parse(set_back_to) if set_back_to else None)
+
+    def keep(self, root: Path) -> None:
+        data: dict[str, Any] = {}
+        if self.timeline is not None:
+            data["timeline"] = self.timeline
+        if self.set_back_to is not None:
+            data["set_back_to"] = str(self.set_back_to)
+        replace(root / _TIMELINE, json.dumps(data))
+
+
 _WORTH_A_CHECKPOINT = 64
 _TRUNCATIONS = 1000
+_TIMELINE = "timeline.json"
 """How many transactions that truncated a table are remembered: those of seconds matter."""
 
 
@@ -310,7 +336,7 @@ class Journal:
             for directory in (self.manifests_directory, self.segments_directory):
                 shutil.rmtree(directory, ignore_errors=True)
                 failpoint("directory_discarded")
-            for name in ("checkpoint.json", source_history.FILE, "journal.json"):
+            for name in ("checkpoint.json", _TIMELINE, "journal.json"):
                 (self.root / name).unlink(missing_ok=True)
             sync(self.root)
             self._manifests, self._flushes, self._schemas = [], {}, {}

@@ -22,7 +22,7 @@ from penstock.postgres.catalog import (
 )
 from penstock.postgres.connection import Session
 from penstock.postgres.ddl import Announcement
-from penstock.postgres.relation_message import RelationColumn, RelationMessage
+from penstock.postgres.pgoutput import RelationColumn, RelationMessage
 from penstock.postgres.sent_columns import sent_columns
 from penstock.postgres.types import carried_type, resolve
 from penstock.schema import (

@@ -24,7 +24,7 @@ from penstock.journal.flush import FlushBuilder
 from penstock.journal.memory import MemoryGauge
 from penstock.journal.versions import Relations
 from penstock.journal.writer import RESUME_SHARE, JournalWriter
-from penstock.postgres import libpq, pgoutput, tuples, values
+from penstock.postgres import libpq, pgoutput, values
 from penstock.postgres.libpq import CopyBuffer
 from penstock.schema import Lsn
 
@@ -201,4 +201,3 @@ def warm_up() -> None:
     libpq.warm_up()
     values.warm_up()
     pgoutput.warm_up()
-    tuples.warm_up()

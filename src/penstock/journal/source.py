@@ -16,8 +16,7 @@ from dataclasses import replace
 from penstock.config import PipelineConfig
 from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
-from penstock.journal.journal import Journal, JournalOwner
-from penstock.journal.source_history import SourceHistory
+from penstock.journal.journal import Journal, JournalOwner, SourceHistory
 from penstock.journal.writer import JournalWriter
 from penstock.postgres.connection import (
     Session,

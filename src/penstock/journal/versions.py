@@ -15,7 +15,7 @@ from typing import Protocol
 
 from penstock.journal.relations import sends
 from penstock.postgres.ddl import Announcement, Rewrite, parse_message
-from penstock.postgres.relation_message import RelationMessage
+from penstock.postgres.pgoutput import RelationMessage
 from penstock.publication_drift.sent_partitions import SentPartition
 from penstock.schema import DdlNote, Lsn, TableId, TableSchema
 

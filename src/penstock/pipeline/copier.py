@@ -35,15 +35,18 @@ from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
 from penstock.pipeline.failures import failure_of, passes, retry_delay
 from penstock.pipeline.status import Meter
-from penstock.postgres.cancellation import cancelled_when
 from penstock.postgres.catalog import PublishedTable, published_tables
-from penstock.postgres.connection import Session, connect, current_flush_lsn
+from penstock.postgres.connection import (
+    Session,
+    cancelled_when,
+    connect,
+    current_flush_lsn,
+    end_of_record,
+)
 from penstock.postgres.copy import plan_ranges
 from penstock.postgres.copy_targets import copy_targets, fingerprint, rewritten
 from penstock.postgres.preflight.identity import require_old_rows
-from penstock.postgres.snapshot import ExportedSnapshot
-from penstock.postgres.wal import end_of_record
-from penstock.postgres.writers import Writers
+from penstock.postgres.snapshot import ExportedSnapshot, Writers
 from penstock.publication_drift.terms import Terms
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.extract import Extracted, extract

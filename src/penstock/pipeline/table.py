@@ -37,7 +37,7 @@ from penstock.pipeline.status import Meter, position_at
 from penstock.postgres.catalog import PublishedTable
 from penstock.publication_drift.drift import Drift
 from penstock.schema import ZERO_LSN, Lsn, TableId, TableName, TableSchema
-from penstock.spark.own_session import own_session
+from penstock.spark.session import own_session
 from penstock.states import (
     DataSync,
     Errored,

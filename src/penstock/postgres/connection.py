@@ -19,8 +19,9 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
 import psycopg
@@ -298,3 +299,81 @@ def _meaning(error: psycopg.Error, state: str, said: str) -> tuple[ErrorKind, st
             return ErrorKind.SOURCE_CONNECTION, _WAIT
         case _:
             return ErrorKind.INTERNAL, "this should not happen: please report it with the log"
+
+
+# Where WAL records end.
+#
+# `pg_current_wal_insert_lsn()` tells where the next record begins. At the very end
+# of a page that is behind the next page's header, 24 bytes further (40 where a
+# segment begins) than where the last record ended. What is flushed, sent and
+# acknowledged are ends of records, so on an idle server no position of the stream
+# would ever reach such a beginning; somebody who waits for it would wait until the
+# next thing happens.
+
+_SHORT_HEADER, _LONG_HEADER = 24, 40
+
+_SIZES = """
+    SELECT current_setting('wal_block_size')::bigint, setting::bigint
+    FROM pg_settings WHERE name = 'wal_segment_size'
+"""
+
+
+def end_of_record(session: Session, next_record: Lsn) -> Lsn:
+    """Where the record before the one that would begin at `next_record` ended."""
+    with translated("reading the server's WAL settings"):
+        row = session.execute(_SIZES).fetchone()
+    assert row is not None
+    return _end_of_record(next_record, block=row[0], segment=row[1])
+
+
+def _end_of_record(next_record: Lsn, *, block: int, segment: int) -> Lsn:
+    # No record ends right behind a header: there would have to be some of it there.
+    position = next_record.value
+    if position % segment == _LONG_HEADER:
+        return Lsn(position - _LONG_HEADER)
+    if position % block == _SHORT_HEADER and position % segment != _SHORT_HEADER:
+        return Lsn(position - _SHORT_HEADER)
+    return next_record
+
+
+# Questions to Postgres that end when nobody wants the answer any more.
+#
+# Whoever waits in libpq, for a lock that somebody has or for the first row that a filter lets
+# through, does not see that it is to stop. So a thread beside it looks for that, and asks
+# the server to cancel. To hang up would not do: a server that waits for a lock does not notice
+# that its client is gone, and would keep its place in the queue, and its snapshot, until then.
+
+_REACH_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0
+
+
+def cancel(session: Session) -> None:
+    """Ask the server to end what another thread waits for; nothing if it cannot be reached."""
+    with suppress(psycopg.Error):
+        session.cancel_safe(timeout=_REACH_SECONDS)
+
+
+@contextmanager
+def cancelled_when(unwanted: Callable[[], bool], session: Session) -> Iterator[None]:
+    """Cancel what the session is at, and what it is at afterwards, once `unwanted` holds.
+
+    Inside the block statements fail then as any that is cancelled. It asks from a thread, and
+    again until the block is left: a request that comes between two statements has no effect.
+    """
+    over = Event()
+
+    def watch() -> None:
+        pause = _POLL_SECONDS
+        while not over.wait(pause):
+            if unwanted():
+                pause = _AGAIN_SECONDS
+                cancel(session)
+
+    watcher = Thread(target=watch, name="cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

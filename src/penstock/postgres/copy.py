@@ -29,8 +29,14 @@ from psycopg import pq
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.postgres import libpq, values
-from penstock.postgres.cancellation import cancel
-from penstock.postgres.connection import Session, connect, take_text_as_it_is, translate, translated
+from penstock.postgres.connection import (
+    Session,
+    cancel,
+    connect,
+    take_text_as_it_is,
+    translate,
+    translated,
+)
 from penstock.postgres.copy_text import split
 from penstock.postgres.types import arrow_type
 from penstock.postgres.values import TextColumn

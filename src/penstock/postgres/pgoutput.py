@@ -10,7 +10,7 @@ gathered in one buffer, and kernels walk the buffer.
 operation, which transaction, where its tuples begin. It carries the open
 transaction from buffer to buffer in a small `state` array, and stops only at a
 Relation message or one of our own (`ddl`), which are rare and are read in Python.
-`tuples.locate_values` then walks the tuples of one table's changes and notes where each
+`locate_values` then walks the tuples of one table's changes and notes where each
 column's text begins and how long it is; `values` turns those slices into typed columns.
 
 What always holds between the two: entries are in stream order; `commit_lsn` never
@@ -21,6 +21,7 @@ entries are already complete and can be written down before their commit arrives
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,6 +300,180 @@ def newest_keepalive(buffer: Bytes, ends: Ints, first: int, count: int) -> tuple
     return position, wanted
 
 
+# Where the values of pgoutput's tuples are.
+#
+# A change carries one tuple or two, each column by column: text with its length, NULL, or
+# nothing, where a value that is stored out of line has not changed. The walk goes over
+# all changes of one table at once and copies nothing.
+
+Lengths = npt.NDArray[np.int32]
+
+# Lengths that are not lengths.
+NULL, UNCHANGED = -1, -2
+
+# Tags of tuples and values.
+_NEW_TUPLE = ord("N")
+_TEXT, _NULL, _UNSENT = (ord(tag) for tag in "tnu")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSlices:
+    """Where each column's text is: `[column, row]` starts and lengths into the buffer."""
+
+    starts: Ints
+    lengths: Lengths
+
+
+@kernel
+def locate_values(
+    buffer: Bytes,
+    tuples: Ints,
+    limits: Ints,
+    operation: Codes,
+    old: Codes,
+    columns: int,
+    starts: Ints,
+    lengths: Lengths,
+    old_starts: Ints,
+    old_lengths: Lengths,
+) -> tuple[int, int]:
+    """Note where every value of these changes is; returns (unchanged values, bad row or -1).
+
+    `old_starts` and `old_lengths` may have no columns when no change has an old
+    tuple. A value that was not resent because its TOAST did not change is taken
+    from the old tuple where that has it.
+    """
+    unchanged = 0
+    with_old = old_starts.shape[0] > 0
+    for row in range(tuples.shape[0]):
+        at, end = tuples[row], limits[row]
+        if with_old:
+            for c in range(columns):
+                old_lengths[c, row] = NULL
+                old_starts[c, row] = 0
+        if old[row] != OLD_ABSENT:
+            if at + 3 > end or big_endian(buffer, at + 1, 2) != columns:
+                return unchanged, row
+            at += 3
+            for c in range(columns):
+                if at >= end:
+                    return unchanged, row
+                kind = buffer[at]
+                at += 1
+                if kind == _TEXT:
+                    size = big_endian(buffer, at, 4) if at + 4 <= end else end
+                    if at + 4 + size > end:
+                        return unchanged, row
+                    old_starts[c, row] = at + 4
+                    old_lengths[c, row] = size
+                    at += 4 + size
+                elif kind not in (_NULL, _UNSENT):
+                    return unchanged, row
+        if operation[row] >= DELETE:
+            for c in range(columns):
+                starts[c, row] = 0
+                lengths[c, row] = NULL
+            continue
+        if at + 3 > end or buffer[at] != _NEW_TUPLE or big_endian(buffer, at + 1, 2) != columns:
+            return unchanged, row
+        at += 3
+        for c in range(columns):
+            if at >= end:
+                return unchanged, row
+            kind = buffer[at]
+            at += 1
+            if kind == _TEXT:
+                size = big_endian(buffer, at, 4) if at + 4 <= end else end
+                if at + 4 + size > end:
+                    return unchanged, row
+                starts[c, row] = at + 4
+                lengths[c, row] = size
+                at += 4 + size
+            elif kind == _NULL:
+                starts[c, row] = 0
+                lengths[c, row] = NULL
+            elif kind != _UNSENT:
+                return unchanged, row
+            elif old[row] == OLD_FULL and old_lengths[c, row] >= 0:
+                starts[c, row] = old_starts[c, row]
+                lengths[c, row] = old_lengths[c, row]
+            else:
+                starts[c, row] = 0
+                lengths[c, row] = UNCHANGED
+                unchanged += 1
+    return unchanged, -1
+
+
+@kernel
+def list_unchanged(lengths: Lengths, offsets: Lengths, names: Ints) -> None:
+    """Fill list offsets and column numbers of the values that were not resent."""
+    at = 0
+    for row in range(lengths.shape[1]):
+        offsets[row] = at
+        for c in range(lengths.shape[0]):
+            if lengths[c, row] == UNCHANGED:
+                names[at] = c
+                at += 1
+    offsets[lengths.shape[1]] = at
+
+
+# pgoutput's Relation message: what Postgres says of a table before its first change.
+#
+# It is rare, so it is read in Python, unlike the changes.
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    name: str
+    type_oid: int
+    type_modifier: int
+    key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelationMessage:
+    """What Postgres says of a table before its first change."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+def parse_relation(message: bytes) -> RelationMessage:
+    """A Relation message, from its tag on. Raises ValueError for what is none."""
+    (oid,), rest = _take(">xI", message)
+    schema, rest = _text(rest)
+    name, rest = _text(rest)
+    (identity, count), rest = _take(">cH", rest)
+    columns = []
+    for _ in range(count):
+        (flags,), rest = _take(">B", rest)
+        column, rest = _text(rest)
+        (type_oid, modifier), rest = _take(">Ii", rest)
+        columns.append(RelationColumn(column, type_oid, modifier, bool(flags & 1)))
+    if rest:
+        raise ValueError("a Relation message goes on behind its last column")
+    return RelationMessage(
+        oid, schema or "pg_catalog", name, identity.decode("ascii"), tuple(columns)
+    )
+
+
+def _take(layout: str, data: bytes) -> tuple[tuple[Any, ...], bytes]:
+    size = struct.calcsize(layout)
+    if len(data) < size:
+        raise ValueError("a Relation message is cut short")
+    return struct.unpack_from(layout, data), data[size:]
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    text, end, rest = data.partition(b"\0")
+    if not end:
+        raise ValueError("a Relation message is cut short")
+    return text.decode(), rest
+
+
 def warm_up() -> None:
     """Compile the kernels, or load them from their cache."""
     buffer = np.zeros(64, dtype=np.uint8)
@@ -307,3 +482,18 @@ def warm_up() -> None:
     ends = np.array([64])
     index_messages(buffer, ends, 1, 0, 0, new_state(), nothing, nothing, *index.arrays())
     newest_keepalive(buffer, ends, 0, 1)
+    starts, lengths = np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int32)
+    none = ChangeIndex.empty(0)
+    locate_values(
+        buffer,
+        none.tuples,
+        none.limits,
+        none.operation,
+        none.old,
+        1,
+        starts,
+        lengths,
+        starts,
+        lengths,
+    )
+    list_unchanged(lengths, np.zeros(1, np.int32), np.zeros(0, np.int64))

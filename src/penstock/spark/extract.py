@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Self
 from penstock.config import MIB, PgConnection
 from penstock.errors import ErrorKind, PenstockError, shorten
 from penstock.journal.files import disk_trouble, sync
-from penstock.postgres.cancellation import cancelled_when
+from penstock.postgres.connection import cancelled_when
 from penstock.postgres.copy import (
     CtidRange,
     OnUnrepresentable,

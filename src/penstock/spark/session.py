@@ -31,6 +31,8 @@ from penstock.errors import ErrorKind, PenstockError
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("penstock.spark")
 
@@ -309,3 +311,32 @@ def _start_failure(output: list[str]) -> PenstockError:
         hint="look at Java (17 or later), at the memory asked for (spark.driver.memory) and at "
         "the settings handed to Spark",
     )
+
+
+# What a session of our own sets. It begins with the settings of the application's cluster, and
+# some of these would change rows without an error: corrupt files skipped, old dates moved to
+# another calendar, `timestamp` read without a zone, `${env:HOME}` substituted in names and keys
+# (and the environment's values shown in errors).
+SETTINGS = {
+    # A commit without rows has our mark all the same: a copy of an empty table, an empty batch.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.variable.substitute": "false",
+}
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """A session beside `spark` that reads and writes what is there."""
+    session = spark.newSession()
+    for name, value in SETTINGS.items():
+        session.conf.set(name, value)
+    return session

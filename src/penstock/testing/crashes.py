@@ -35,9 +35,8 @@ from penstock.testing.driver import CONFIG, DriverProcess, write_config
 from penstock.testing.hard_tables import TABLES
 from penstock.testing.kills import Kill, Life, SlotLoss, Victim
 from penstock.testing.outcome import compare_published, follows_publication
-from penstock.testing.postgres import EmbeddedPostgres
+from penstock.testing.postgres import EmbeddedPostgres, wait_for
 from penstock.testing.publishing import lose_slot
-from penstock.testing.waiting import wait_for
 from penstock.testing.workload import PUBLICATION, Workload
 
 if TYPE_CHECKING:

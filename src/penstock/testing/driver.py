@@ -26,7 +26,7 @@ import yaml
 
 from penstock.spark.session import INTERPRETED
 from penstock.testing.owned_process import is_alive
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 Status = dict[str, Any]
 
@@ -84,7 +84,7 @@ class DriverProcess:
             self._log_begin = log.tell()
             self._process = process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "penstock.cli.main"),
+                    *(sys.executable, "-m", "penstock"),
                     *("run", str(self._config), "--progress", "json"),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -23,7 +23,9 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +41,27 @@ from psycopg.conninfo import make_conninfo
 from penstock.errors import ErrorKind, PenstockError
 from penstock.testing.installation import Installation, open_path_to
 from penstock.testing.owned_process import OwnedProcess, environment, identity, is_alive
-from penstock.testing.ports import ReservedPort
-from penstock.testing.postmaster import is_served, postmaster_status
+
+
+class ReservedPort:
+    """A port that stays ours as long as this lives, over all starts of the server.
+
+    Linux gives nobody a port that a socket is bound to, but lets one have it who asks for
+    it and for reuse, as Postgres does, while the first does not listen. Others refuse even
+    that; there somebody may be quicker than Postgres.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+        if not sys.platform.startswith("linux"):
+            self._socket.close()
+
+    def __del__(self) -> None:
+        self._socket.close()
+
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -381,3 +402,36 @@ def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+def postmaster_status(data: Path) -> tuple[int, str] | None:
+    """Process id and status from the server's lock file, as far as it is written."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return (int(lines[0]), lines[7].strip()) if len(lines) >= 8 else None
+
+
+def is_served(data: Path) -> bool:
+    """Whether a server runs on that data directory."""
+    status = postmaster_status(data)
+    if status is None:
+        return False
+    try:
+        process = psutil.Process(status[0])
+        return process.name() == "postgres" and is_alive(process)
+    except psutil.NoSuchProcess:
+        return False
+
+
+_LIMIT_S = 180.0
+
+
+def wait_for(condition: Callable[[], object], what: str = "", limit: float = _LIMIT_S) -> None:
+    """Return as soon as `condition` holds; a TimeoutError when it never does."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what or f"condition not reached within {limit} s")
+        time.sleep(0.01)

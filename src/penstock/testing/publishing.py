@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from penstock.schema import TableName
-from penstock.testing.waiting import wait_for
+from penstock.testing.postgres import wait_for
 
 # Filters and lists name columns of the key, and all of them: Postgres insists on both.
 _FILTERS = {

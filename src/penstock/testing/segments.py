@@ -25,7 +25,7 @@ from penstock.changes.batches import ChangeBatch, TableRows
 from penstock.journal.manifest import ChangeCounts, SegmentRef
 from penstock.postgres.types import arrow_type
 from penstock.schema import ZERO_LSN, Lsn, ReplicaIdentity, TableSchema
-from penstock.spark.own_session import own_session
+from penstock.spark.session import own_session
 from penstock.states import VisibleXids
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.failpoints import failpoint
 from penstock.findings import Finding
 from penstock.schema import Lsn, TableId, TableName, TableSchema
-from penstock.spark.own_session import own_session
+from penstock.spark.session import own_session
 from penstock.states import copy_id_of
 
 if TYPE_CHECKING:
