@@ -71,6 +71,7 @@ def refusal(registry: object, name: str, **settings: object) -> PenstockError:
 def test_the_included_ones_have_their_names(tmp_path: Path) -> None:
     assert isinstance(DESTINATIONS.build("memory", {}), MemoryDestination)
     assert DESTINATIONS.build("delta", {"root": str(tmp_path), "mode": "history"}).mode == "history"
+    assert DESTINATIONS.build("null", {}).name == "null"
     assert isinstance(STORES.build("memory", {}), MemoryStore)
     assert isinstance(STORES.build("sql", {"url": f"sqlite:///{tmp_path}/s.db"}), SqlStore)
 

@@ -64,13 +64,13 @@ pg_connection:
 
 # Where the tables go: Delta tables at <root>/<schema>/<table>.
 destination:
-  type: delta                # or memory, for a try
+  type: delta                # or memory, null, or package.module:Class of your own
   root: ./lake
   # mode: mirror             # equal to the source; or history: every change appended
 
 # What must survive beside the journal: table states, schemas, cursors.
 store:
-  type: sql                  # or memory: everything is copied again at each start
+  type: sql                  # or memory (copies again at each start), or package.module:Class
   url: sqlite:///penstock.db # or postgresql://user:${...}@host/dbname
 
 # The durable log of changes between Postgres and Spark.
