@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 from benchmarks.report import commit, machine, versions
 from penstock.destinations.delta import session as delta
 from penstock.spark.session import build_session
-from penstock.testing.crashes import Campaign
 from penstock.testing.driver import SPARK_SETTINGS
-from penstock.testing.hard_tables import TABLES
-from penstock.testing.kills import Kill, Life, SlotLoss, Victim
+from tests.campaigns.crashes import Campaign
+from tests.campaigns.hard_tables import TABLES
+from tests.campaigns.kills import Kill, Life, SlotLoss, Victim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

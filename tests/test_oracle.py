@@ -27,7 +27,7 @@ from penstock.schema import TableName
 from penstock.stores import MemoryStore
 from penstock.testing.comparison import SourceTable, compare, compare_rows
 from penstock.testing.postgres import wait_for
-from penstock.testing.replay import replayed_rows
+from tests.campaigns.replay import replayed_rows
 from tests.conftest import Database
 from tests.oracle.columns import DEFINITIONS
 from tests.oracle.tables import RandomTable, Writer, tables

@@ -116,7 +116,7 @@ def _read(terminal: int) -> bytes:
 
 IN_A_FINALIZER = """
 import signal, weakref
-from penstock.cli.demo import _Stopped, _tidy_on_signals
+from penstock.demo.demo import _Stopped, _tidy_on_signals
 
 class Anything:
     pass

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo import Place
-from penstock.cli.demo import _report as report_demo
 from penstock.cli.main import Progress
 from penstock.cli.status import _print as print_status
 from penstock.cli.view import JsonView, LiveView, LogView, PlainView, View, view_for
+from penstock.demo.demo import Place
+from penstock.demo.demo import _report as report_demo
 from penstock.pipeline.receiver_process import ReceiverReport, ReceiverState
 from penstock.pipeline.status import (
     JournalStatus,

@@ -21,7 +21,7 @@ from penstock.journal.receiver import Receiver
 from penstock.pipeline.receiver_process import COMMAND, revealed
 from penstock.schema import ZERO_LSN, Lsn, TableSchema
 from penstock.testing.postgres import wait_for
-from penstock.testing.replay import journaled_changes, replay
+from tests.campaigns.replay import journaled_changes, replay
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 from penstock.config import PgConnection
 from penstock.postgres.connection import Session, connect
 from penstock.testing.postgres import wait_for
-from penstock.testing.proxy import Proxy
 from tests.conftest import Database
 from tests.journal.conftest import StartReceiver
 from tests.journal.test_receiver_network import complaints, through
+from tests.proxy import Proxy
 
 GIVEN_UP = "has not answered a question to the catalog for 1 s"
 

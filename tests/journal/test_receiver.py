@@ -20,7 +20,7 @@ from penstock.journal.receiver import Receiver
 from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn
 from penstock.testing.postgres import wait_for
-from penstock.testing.replay import journaled_changes
+from tests.campaigns.replay import journaled_changes
 
 WIDE = "(SELECT string_agg(md5((i * {0})::text), '') FROM generate_series(1, 400) i)"
 

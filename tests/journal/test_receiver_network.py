@@ -20,9 +20,9 @@ from penstock.states import Init, Ready, StoredState
 from penstock.stores import MemoryStore
 from penstock.stores.base import Worker
 from penstock.testing.postgres import EmbeddedPostgres, wait_for
-from penstock.testing.proxy import Proxy
 from tests.conftest import COMPLAINTS, Database
 from tests.journal.conftest import Running, StartReceiver
+from tests.proxy import Proxy
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from penstock.postgres.connection import connect, server_version
 from penstock.postgres.types import spark_type
 from penstock.schema import STRING
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.replay import journaled_changes
+from tests.campaigns.replay import journaled_changes
 from tests.conftest import Database
 from tests.oracle.both_ways import assert_same, both_ways
 

@@ -16,7 +16,7 @@ from penstock.config import PgConnection
 from penstock.postgres.connection import connect
 from penstock.stores.database import Database
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.proxy import Proxy
+from tests.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets name them differently")
 

@@ -15,7 +15,7 @@ from penstock.postgres.libpq import CopyBuffer
 from penstock.postgres.replication import ReplicationStream
 from penstock.schema import Lsn
 from penstock.testing import EmbeddedPostgres
-from penstock.testing.proxy import Proxy
+from tests.proxy import Proxy
 
 SLOT = "penstock_silence_test"
 SILENCE_S = 2.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.demo import shop
+from penstock.demo.shoppers import Workload
 from penstock.schema import TableName
-from penstock.testing import shop
 from penstock.testing.comparison import SourceTable, compare_rows
-from penstock.testing.shoppers import Workload
 from tests.conftest import Database
 
 NAME = TableName("public", "t")

@@ -146,7 +146,7 @@ def demo(
     compared with Postgres, row by row. Exits 0 only if all are equal, and leaves nothing
     running.
     """
-    from penstock.cli.demo import run_demo
+    from penstock.demo.demo import run_demo
 
     raise typer.Exit(run_demo(seconds=seconds, kill=kill, lake=lake))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.testing.crashes import Campaign
-from penstock.testing.hard_tables import TABLES
-from penstock.testing.kills import Kill, Life, Victim
+from tests.campaigns.crashes import Campaign
+from tests.campaigns.hard_tables import TABLES
+from tests.campaigns.kills import Kill, Life, Victim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import psycopg
 
-from penstock.testing.shop import CARTS, NOISE, sized
+from penstock.demo.shop import CARTS, NOISE, sized
 
 
 @dataclass(frozen=True, slots=True)

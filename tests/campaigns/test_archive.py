@@ -12,8 +12,8 @@ from penstock.journal.manifest import ChangeCounts
 from penstock.journal.segment import Chunk, write_segment
 from penstock.journal.writer import JournalWriter
 from penstock.schema import Lsn, TableId, TableName, TableSchema
-from penstock.testing.archive import JournalArchive
 from penstock.testing.postgres import wait_for
+from tests.campaigns.archive import JournalArchive
 from tests.conftest import Database
 
 TABLE = TableSchema(TableId(7), TableName("public", "t"), ())

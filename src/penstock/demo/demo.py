@@ -27,10 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.driver import Driver
 from penstock.cli.main import ExitCode
 from penstock.cli.signals import end_children
 from penstock.cli.view import LiveView, PlainView, View
+from penstock.demo import shop
+from penstock.demo.driver import Driver
+from penstock.demo.shoppers import Workload
 from penstock.destinations import DeltaDestination
 from penstock.destinations.delta.session import SPARK_SETTINGS
 from penstock.directories import require_writable
@@ -38,10 +40,9 @@ from penstock.errors import ErrorKind, PenstockError
 from penstock.schema import Lsn, TableName
 from penstock.spark.session import SHORT_LIVED, check_java
 from penstock.spark.temporary_session import temporary_session
-from penstock.testing import EmbeddedPostgres, shop
+from penstock.testing import EmbeddedPostgres
 from penstock.testing.comparison import Comparison, compare
 from penstock.testing.driver import Status
-from penstock.testing.shoppers import Workload
 
 _MARKER = ".penstock-demo"
 _REFRESH_S = 0.25

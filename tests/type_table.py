@@ -1,6 +1,6 @@
 """`docs/types.md`: every type of a Postgres server, with what it becomes.
 
-python -m penstock.testing.type_table > docs/types.md
+python -m tests.type_table > docs/types.md
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WHERE a.attrelid = 'examples'::regclass AND a.attnum > 0 ORDER BY a.attnum
 _PAGE = """\
 # What every Postgres type becomes
 
-Made by `python -m penstock.testing.type_table > docs/types.md` from the code and a server's
+Made by `python -m tests.type_table > docs/types.md` from the code and a server's
 own list of types; a test sees to it that it is true. By copy and by stream it is the same.
 
 A value that its Spark type cannot hold (an infinite date, a year outside 1 to 9999, an

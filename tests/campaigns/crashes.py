@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Self
 from penstock.destinations import DeltaDestination
 from penstock.journal.scribe import warm_up as compile_kernels
 from penstock.schema import Lsn, TableName
-from penstock.testing import workload
-from penstock.testing.archive import JournalArchive
 from penstock.testing.comparison import Comparison
 from penstock.testing.driver import CONFIG, DriverProcess, write_config
-from penstock.testing.hard_tables import TABLES
-from penstock.testing.kills import Kill, Life, SlotLoss, Victim
-from penstock.testing.outcome import compare_published, follows_publication
 from penstock.testing.postgres import EmbeddedPostgres, wait_for
-from penstock.testing.publishing import lose_slot
-from penstock.testing.workload import PUBLICATION, Workload
+from tests.campaigns import workload
+from tests.campaigns.archive import JournalArchive
+from tests.campaigns.hard_tables import TABLES
+from tests.campaigns.kills import Kill, Life, SlotLoss, Victim
+from tests.campaigns.outcome import compare_published, follows_publication
+from tests.campaigns.publishing import lose_slot
+from tests.campaigns.workload import PUBLICATION, Workload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

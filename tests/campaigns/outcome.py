@@ -12,7 +12,7 @@ from penstock.destinations import DeltaDestination
 from penstock.postgres.catalog import published_tables
 from penstock.publication_drift.drift import kept_terms
 from penstock.testing.comparison import Comparison, compare
-from penstock.testing.publishing import published
+from tests.campaigns.publishing import published
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

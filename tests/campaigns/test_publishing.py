@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from penstock.testing import workload
-from penstock.testing.hard_tables import TABLES
-from penstock.testing.migrations import Migrator
-from penstock.testing.publishing import Publisher, lose_slot, published
+from tests.campaigns import workload
+from tests.campaigns.hard_tables import TABLES
+from tests.campaigns.migrations import Migrator
+from tests.campaigns.publishing import Publisher, lose_slot, published
 from tests.conftest import Database
 
 REPUBLISHED = [table for table in TABLES if table.name in ("plain", "pairs", "parts")]

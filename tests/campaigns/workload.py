@@ -17,7 +17,7 @@ from typing import Any, Self
 import psycopg
 
 from penstock.schema import TableName
-from penstock.testing.hard_tables import (
+from tests.campaigns.hard_tables import (
     LARGE,
     SCHEMA,
     STATEMENTS,
@@ -26,8 +26,8 @@ from penstock.testing.hard_tables import (
     Chance,
     Statement,
 )
-from penstock.testing.migrations import Migrator
-from penstock.testing.publishing import Publisher
+from tests.campaigns.migrations import Migrator
+from tests.campaigns.publishing import Publisher
 
 PUBLICATION = "crash_pub"
 

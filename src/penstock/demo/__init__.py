@@ -1,0 +1,1 @@
+"""The demo: a shop of its own, replicated live, and compared row by row at the end."""
