@@ -143,7 +143,7 @@ class Reader:
             check=False,
         )
         assert may_fail or result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
-        return result.stdout
+        return result.stdout if result.returncode == 0 else result.stderr
 
 
 @pytest.mark.parametrize("page", TRIED)

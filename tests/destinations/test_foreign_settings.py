@@ -31,6 +31,7 @@ from penstock.testing.segments import insert, joined, update
 from tests.destinations.test_delta_mirror import staged
 
 FOREIGN = {
+    "spark.databricks.delta.skipRecordingEmptyCommits": "true",
     "spark.sql.files.ignoreCorruptFiles": "true",
     "spark.sql.files.ignoreMissingFiles": "true",
     "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
