@@ -9,6 +9,7 @@ that must name another's types depends on it.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,6 +159,18 @@ def test_a_room_that_knows_nothing_of_spark_loads_none(room: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_every_module_is_on_the_map() -> None:
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"^\| `([\w/]+\.py)` \| \S", page, re.MULTILINE))
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in modules()
+        if path.name != "__init__.py" or len(path.read_text().splitlines()) > 2
+    }
+    assert found - named == set(), "describe them in docs/architecture.md"
+    assert named - found == set(), "docs/architecture.md names modules that are gone"
 
 
 def test_signal_handlers_are_put_in_one_place() -> None:
