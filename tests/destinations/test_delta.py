@@ -114,7 +114,7 @@ class TestDeltaDestination(DestinationContract):
         notes.apply([delete({"id": 1})])
         batch = notes.script.batch([insert(note(1)), delete({"id": 1})])
         notes.write(batch)
-        assert notes.destination.position(NOTES) == batch.end
+        assert notes.position() == batch.end
 
     def test_a_schema_change_of_an_empty_table_that_was_copied_twice(
         self, stage: MakeStage
@@ -297,7 +297,7 @@ class TestDeltaDestination(DestinationContract):
         session.conf.set("spark.databricks.delta.commitInfo.userMetadata", '{"penstock": 1}')
         session.sql(f"COMMENT ON TABLE {table} IS 'theirs'")
         notes.restart()
-        assert notes.destination.position(NOTES) == notes.script.end
+        assert notes.position() == notes.script.end
 
     def test_compaction_gathers_small_files_and_keeps_the_position(
         self, notes: Stage, monkeypatch: pytest.MonkeyPatch
@@ -311,12 +311,12 @@ class TestDeltaDestination(DestinationContract):
         assert self.history(notes)[0]["operation"] == "OPTIMIZE"
         assert self.detail(notes)["numFiles"] == 1
         assert notes.rows == before
-        assert notes.destination.position(NOTES) == notes.script.end
+        assert notes.position() == notes.script.end
         version = self.history(notes)[0]["version"]
         notes.destination.maintain(NOTES)
         assert self.history(notes)[0]["version"] == version
         notes.apply([insert(note(9))])
-        assert notes.destination.position(NOTES) == notes.script.end
+        assert notes.position() == notes.script.end
 
 
 class TestHistory:
@@ -338,7 +338,7 @@ class TestHistory:
         assert found[0]["after"].asDict() == note(1, "one")
         assert found[2]["unchanged"] == ["note"]
         assert found[3]["before"]["id"] == 1
-        assert stage.destination.position(NOTES) == stage.script.end
+        assert stage.position() == stage.script.end
 
     def test_another_copy_is_appended_once_and_columns_widen(
         self, spark: Any, tmp_path: Path
@@ -354,7 +354,7 @@ class TestHistory:
 
         def dies(rows: list[dict[str, Any]]) -> None:
             """A copy that is committed and not recorded."""
-            stage.destination.drop_table_for_copy(stage.table)
+            stage.destination.drop_table_for_copy(stage.table, None)
             stage.destination.write_table_rows(stage.table, stage.script.copy(rows))
             stage.restart()
 
@@ -370,14 +370,14 @@ class TestHistory:
         dies([note(1), note(5)])
         stage.copy([note(1), note(3)])
         appended = [("r", 1), ("i", 2), ("r", 1), ("r", 3)]
-        assert stage.destination.position(NOTES) == end, "what was there is not sent again"
+        assert stage.position() == end, "what was there is not sent again"
         stage.apply([delete({"id": 3})])
         assert found() == [*appended, ("d", 3)]
 
         for _ in range(2):
             change = SchemaChange(narrow, NOTES)
             assert stage.destination.change_schema(change) is SchemaChangeAction.CONTINUE
-        assert stage.destination.position(NOTES) == stage.script.end
+        assert stage.position() == stage.script.end
         for other in (with_rank(ValueKind.STRING), narrow):
             with pytest.raises(PenstockError, match="column rank is bigint") as refused:
                 stage.destination.change_schema(SchemaChange(NOTES, other))

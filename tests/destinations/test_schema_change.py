@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.destinations.base import Destination
 from penstock.destinations.schema_change import SchemaChange
 from penstock.schema import (
     ColumnSchema,
@@ -123,3 +124,24 @@ def test_a_key_that_the_stream_does_not_tell_may_be_too_young() -> None:
     assert not SchemaChange(keyed, replace(keyed, note=None)).rewrites
     assert not SchemaChange(bare, replace(keyed, note=DdlNote(7))).rewrites, "which is told in time"
     assert not SchemaChange(table(A), table(ID, A)).rewrites, "the stream tells of these keys"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note", "action"),
+    [
+        (table(ID, A), table(ID, A, B), DdlNote(1), "continue"),
+        (table(ID, A), table(ID, A, B), None, "resync"),
+        (table(ID, A), table(ID, A, B), DdlNote(1, fills=((3, "7"),)), "resync"),
+        (table(ID, A), table(ID, A, B), DdlNote(1, rewritten=True), "resync"),
+        (table(ID, A), table(ID, A, replace(B, key_position=1)), DdlNote(1), "resync"),
+        (table(ID, A), table(ID, replace(A, nullable=False)), DdlNote(1), "continue"),
+        (table(ID, A, B), table(ID, A), DdlNote(1), "resync"),
+        (table(ID, A), table(ID, replace(A, name="b")), DdlNote(1), "resync"),
+    ],
+)
+def test_by_default_a_change_is_followed_where_the_rows_stay_right(
+    old: TableSchema, new: TableSchema, note: DdlNote | None, action: str
+) -> None:
+    change = SchemaChange(old, replace(new, note=note))
+    # The default of the contract: it uses nothing of the destination.
+    assert Destination.change_schema(None, change).value == action  # type: ignore[arg-type]

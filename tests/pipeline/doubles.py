@@ -51,7 +51,7 @@ class ScriptedDestination(Destination):
         self._note("shutdown", "")
         self.before_shutdown()
 
-    def drop_table_for_copy(self, table: TableSchema) -> None:
+    def drop_table_for_copy(self, table: TableSchema, previous: TableSchema | None) -> None:
         self._note("drop", str(table.name))
         self.positions.pop(str(table.name), None)
 
@@ -76,7 +76,7 @@ class ScriptedDestination(Destination):
         self.batches.append(batch)  # last: who sees it finds its future
         return answer
 
-    def position(self, table: TableSchema) -> Lsn | None:
+    def position(self, table: TableSchema, copy_id: str) -> Lsn | None:
         self._note("position", str(table.name))
         return self.positions.get(str(table.name))
 
@@ -93,6 +93,8 @@ class ScriptedDestination(Destination):
             future: Future[None] = Future()
             self.futures.append(future)
             return future
+        if self.status == "nothing":
+            return None  # type: ignore[return-value]  # the mistake of a missing return
         return WriteStatus(self.status)
 
 

@@ -49,7 +49,7 @@ class Taking(Destination):
         self.trouble: Exception | None = None
         self.flushes = 0
 
-    def drop_table_for_copy(self, table: TableSchema) -> None: ...
+    def drop_table_for_copy(self, table: TableSchema, previous: TableSchema | None) -> None: ...
 
     def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteResult:
         raise NotImplementedError
@@ -58,7 +58,7 @@ class Taking(Destination):
         self.batches.append(batch)
         return self.answer
 
-    def position(self, table: TableSchema) -> Lsn | None:
+    def position(self, table: TableSchema, copy_id: str) -> Lsn | None:
         return self.at
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:

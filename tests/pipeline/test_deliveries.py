@@ -6,9 +6,10 @@ import pytest
 
 from penstock.destinations.base import WriteStatus
 from penstock.errors import PenstockError
-from penstock.pipeline.deliveries import Deliveries
+from penstock.pipeline.deliveries import Deliveries, require_answer
 from penstock.schema import Lsn
 from penstock.testing.postgres import wait_for
+from penstock.testing.sample_tables import NOTES
 
 DURABLE, ACCEPTED = WriteStatus.DURABLE, WriteStatus.ACCEPTED
 
@@ -92,6 +93,8 @@ def test_a_write_that_is_under_way_is_waited_for(deliveries: Deliveries) -> None
     assert len(deliveries) == 0
 
 
-def test_an_answer_that_is_none_of_these_is_refused(deliveries: Deliveries) -> None:
-    with pytest.raises(PenstockError, match="the destination answered None"):
-        deliveries.add(Lsn(1), None)  # type: ignore[arg-type]
+@pytest.mark.parametrize("answer", [None, True, "durable"])
+def test_an_answer_that_is_none_of_these_is_refused(answer: object) -> None:
+    with pytest.raises(PenstockError, match="the destination answered") as refused:
+        require_answer(answer, NOTES)
+    assert refused.value.hint

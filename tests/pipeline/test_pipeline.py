@@ -321,6 +321,17 @@ def test_a_copy_that_cannot_succeed_sets_only_its_table_aside(source: Source) ->
     assert (error.reason, error.solution, error.retry) == ("never", "give up", "manual")
 
 
+def test_a_copy_without_an_answer_is_not_recorded(source: Source) -> None:
+    source.destination.status = "nothing"
+    pipeline = source.pipeline()
+    pipeline.start()
+    wait_for(lambda: state(pipeline, "a") == "errored")
+    error = pipeline.status().table("public.a").error
+    assert error is not None
+    assert "answered None" in error.reason
+    assert error.retry == "manual"
+
+
 @pytest.mark.parametrize("status", ["accepted", "future"])
 def test_shutdown_makes_accepted_writes_safe_before_it_closes(source: Source, status: str) -> None:
     pipeline = source.pipeline()

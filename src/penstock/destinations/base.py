@@ -1,22 +1,30 @@
 """The destination contract. Write one class from this file alone.
 
-A destination gets tables whole (`write_table_rows`, once per copy) and then
-their changes (`write_events`, batch after batch). Calls for one table never
-overlap and come in order; calls for different tables come from several threads
-at once. An exception makes that one table errored, with the exception's text as the
-reason, and the same call comes again when the table is retried.
+A destination gets each table whole (`drop_table_for_copy`, then `write_table_rows`) and then
+its changes (`position` once, then `write_events` batch after batch; `change_schema` before the
+first batch of a new shape).
 
-What a method returns says how safe the data is:
+**Threads.** `spark_settings`, `preflight`, `startup` and `shutdown` are called by one thread.
+All other methods are called by worker threads: never two at once for one table, but several at
+once for different tables.
 
-- `WriteStatus.DURABLE`: it survives a crash, and so does everything accepted
-  before. The table's cursor moves.
-- `WriteStatus.ACCEPTED`: taken, not yet safe. The cursor waits for a later
-  `DURABLE`, or for `flush`.
-- a `concurrent.futures.Future`: accepted now, durable or failed when it completes.
+**Answers.** A write method says how safe the data is. Any other answer is an error.
 
-A destination that commits a batch together with its end position tells it in
-`position` and gets each change exactly once. Any other gets batches at least
-once, possibly with other boundaries, and makes its writes idempotent by key.
+- `WriteStatus.DURABLE`: the data survives a crash, and so does everything accepted before it.
+- `WriteStatus.ACCEPTED`: taken, not yet safe. The table's cursor waits for a later `DURABLE`,
+  a completed Future, or `flush`.
+- a `concurrent.futures.Future`: accepted now; durable, or failed, when it completes.
+
+**Repetition.** After a crash or a failure, calls are repeated from the last durable point, and
+batches may come with other boundaries. A destination that commits a batch together with its end
+reports that end in `position` and gets each change once. Any other makes its writes idempotent.
+
+**Errors.** An exception makes this one table errored; other tables continue. A `PenstockError`
+whose `kind.retryable` is false waits for an operator. Any other exception is retried with a
+growing delay, and waits for an operator after `table_error_retry_max_attempts`.
+
+**Hanging.** There is no deadline: a method that does not return occupies a worker thread, and
+`shutdown` waits for it. Use timeouts of your own.
 """
 
 from __future__ import annotations
@@ -81,8 +89,12 @@ class Destination(ABC):
     def shutdown(self) -> None:  # noqa: B027
         """Called once, after the last call; not after a crash."""
 
+    def table_identifier(self, table: TableSchema) -> str:
+        """The name of the table's object at the destination, as the store keeps it."""
+        return str(table.name)
+
     @abstractmethod
-    def drop_table_for_copy(self, table: TableSchema) -> None:
+    def drop_table_for_copy(self, table: TableSchema, previous: TableSchema | None) -> None:
         """Make ready for a fresh copy. Idempotent.
 
         Writes accepted earlier for this table must not appear any more. Drop
@@ -98,7 +110,7 @@ class Destination(ABC):
     def write_events(self, batch: ChangeBatch) -> WriteResult:
         """Take one batch of changes of one table."""
 
-    def position(self, table: TableSchema) -> Lsn | None:  # noqa: ARG002
+    def position(self, table: TableSchema, copy_id: str) -> Lsn | None:  # noqa: ARG002
         """The end of the last batch that is really there since the table's current copy.
 
         None when there is none, or when the destination cannot tell. Asked at
@@ -107,13 +119,15 @@ class Destination(ABC):
         return None
 
     def change_schema(self, change: SchemaChange) -> SchemaChangeAction:
-        """Called before the first batch of a new schema version; may be repeated.
+        """Follow a change of the table. Called before the first batch of a new schema version;
+        may be repeated, also after it succeeded.
 
-        `SET NOT NULL` and its like come here too (`change.only_nullability`). A destination
-        whose columns may be NULL anyway goes on.
+        The default continues where the rows that are there stay right without any action: for
+        NOT NULL, and for new columns that are announced to be NULL in them. It has the table
+        copied again otherwise.
         """
-        go_on = change.only_nullability
-        return SchemaChangeAction.CONTINUE if go_on else SchemaChangeAction.ERROR
+        harmless = change.only_nullability or change.adds_only_nulls
+        return SchemaChangeAction.CONTINUE if harmless else SchemaChangeAction.RESYNC
 
     def rows_changed(self, table: TableSchema, what: str) -> SchemaChangeAction:  # noqa: ARG002
         """Called when rows came or went at the source and no change tells which.

@@ -118,7 +118,7 @@ class MemoryDestination(Destination):
     def _named(self, name: TableName | str) -> _Table | None:
         return next((t for t in self._tables.values() if str(t.schema.name) == str(name)), None)
 
-    def drop_table_for_copy(self, table: TableSchema) -> None:
+    def drop_table_for_copy(self, table: TableSchema, previous: TableSchema | None) -> None:
         """Keeps the rows readable until the copy replaces them."""
 
     def write_table_rows(self, table: TableSchema, rows: TableRows) -> WriteStatus:
@@ -158,10 +158,10 @@ class MemoryDestination(Destination):
         same = change.new.same_columns(change.old) and not change.rewrites
         return SchemaChangeAction.CONTINUE if same else SchemaChangeAction.RESYNC
 
-    def position(self, table: TableSchema) -> Lsn | None:
+    def position(self, table: TableSchema, copy_id: str) -> Lsn | None:
         with self._lock:
             known = self._tables.get(table.id)
-            return known.position if known else None
+            return known.position if known and known.copy_id == copy_id else None
 
 
 def _hashable(value: Any) -> Any:

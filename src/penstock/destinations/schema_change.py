@@ -100,6 +100,25 @@ class SchemaChange:
         gone = self.dropped or self.renamed or self.retyped
         return self.old.name == self.new.name and not gone
 
+    @property
+    def adds_only_nulls(self) -> bool:
+        """Whether columns were added and nothing else changed, and the announcement says that
+        they are NULL in the rows that were there.
+
+        Without an announcement the answer is no: a default may have filled the columns.
+        """
+        if self.note is None or not self.added or not self.additive or self.rewrites:
+            return False
+        filled = {number for number, _ in self.note.fills}
+        kept = [(_identity(c), c.key_position) for c in self.old.columns]
+        added = {_identity(column) for column in self.added}
+        still = [(_identity(c), c.key_position) for c in self.new.columns]
+        return (
+            self.old.identity == self.new.identity
+            and [each for each in still if each[0] not in added] == kept
+            and not any(c.number in filled or c.key_position is not None for c in self.added)
+        )
+
     def __str__(self) -> str:
         parts = [f"dropped {column.name}" for column in self.dropped]
         parts += [f"added {column.name}" for column in self.added]

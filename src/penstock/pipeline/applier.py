@@ -27,7 +27,7 @@ from penstock.failpoints import failpoint
 from penstock.journal.manifest import Defect
 from penstock.pipeline.batches import BatchSize, Gathering, Run, next_run
 from penstock.pipeline.context import PipelineContext
-from penstock.pipeline.deliveries import Deliveries
+from penstock.pipeline.deliveries import Deliveries, require_answer
 from penstock.pipeline.overlap import may_matter, precedes
 from penstock.pipeline.status import Meter
 from penstock.postgres.connection import connect
@@ -91,7 +91,7 @@ class Applier:
         cursor = store.get_replication_progress(self._worker) or ZERO_LSN
         # A batch that was committed there but not recorded here, because we died
         # in between, must not be sent again: an append would double its rows.
-        there = self._context.destination.position(table)
+        there = self._context.destination.position(table, self._copy_id)
         if there is not None and there > cursor:
             if there > journal.end:
                 raise PenstockError(
@@ -226,7 +226,7 @@ class Applier:
             copied_all=publishes_all and self._is_copied,
         )
         result = self._context.destination.write_events(batch)
-        self._deliveries.add(run.end, result)
+        self._deliveries.add(run.end, require_answer(result, run.schema))
         self._begun = run.schema.version
         self.read_to = run.end
         self.batches += 1
@@ -371,8 +371,7 @@ class Applier:
 
     def _record_version(self, schema: TableSchema, status: MetadataStatus) -> None:
         store = self._context.store
-        known = store.get_destination_table_metadata(schema.id)
-        destination_id = known.destination_id if known else str(schema.name)
+        destination_id = self._context.destination.table_identifier(schema)
         mask = (True,) * len(schema.columns)
         if status is MetadataStatus.APPLIED:
             # Not before: a change that fails comes again, maybe as a later version, which

@@ -33,6 +33,7 @@ from penstock.failpoints import failpoint
 from penstock.journal.files import sync
 from penstock.journal.journal import Journal
 from penstock.pipeline.context import Interrupted, PipelineContext
+from penstock.pipeline.deliveries import require_answer
 from penstock.pipeline.failures import failure_of, passes, retry_delay
 from penstock.pipeline.status import Meter
 from penstock.postgres.catalog import PublishedTable, published_tables
@@ -51,7 +52,12 @@ from penstock.publication_drift.terms import Terms
 from penstock.schema import Lsn, TableId, TableSchema
 from penstock.spark.extract import Extracted, extract
 from penstock.states import DataSync, FinishedCopy, StoredState
-from penstock.stores.base import DestinationTableMetadata, MetadataStatus, Worker
+from penstock.stores.base import (
+    DestinationTableMetadata,
+    MetadataStatus,
+    Worker,
+    schema_at_destination,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,13 +131,14 @@ class Copier:
         """
         context = self._context
         started = time.monotonic()
+        previous = schema_at_destination(context.store, self._table.id)
         known = context.store.get_destination_table_metadata(self._table.id) is not None
         self._refuse_to_empty(known=known and not begun)
         with context.retiring:
             # From here on nothing of this table leaves the journal: the snapshot
             # may miss a change that has been received already.
             self._enter(DataSync())
-        context.destination.drop_table_for_copy(self._table)
+        context.destination.drop_table_for_copy(self._table, previous)
         if known:
             # The store forgets that the destination has the table, which it keeps until the
             # copy is there. If none comes, and the table is left out then, nobody would know.
@@ -350,11 +357,12 @@ class Copier:
         )
         for attempt in retrying:
             with attempt:
-                result = self._context.destination.write_table_rows(copied.table, rows)
-                if isinstance(result, Future):
-                    result.result()
-                elif result is WriteStatus.ACCEPTED:
-                    self._context.destination.flush(copied.table)
+                answer = self._context.destination.write_table_rows(copied.table, rows)
+                match require_answer(answer, copied.table):
+                    case Future() as future:
+                        future.result()
+                    case WriteStatus.ACCEPTED:
+                        self._context.destination.flush(copied.table)
 
     def _note_retry(self, state: RetryCallState) -> None:
         self.failures += 1
@@ -371,12 +379,11 @@ class Copier:
     def _record(self, copied: Copied) -> None:
         """Make the copy count. The state comes last: without it the rest is redone."""
         store, table = self._context.store, copied.table
-        known = store.get_destination_table_metadata(table.id)
         store.store_table_schema(table)
         store.store_destination_table_metadata(
             table.id,
             DestinationTableMetadata(
-                known.destination_id if known else str(table.name),
+                self._context.destination.table_identifier(table),
                 table.version,
                 MetadataStatus.APPLIED,
                 (True,) * len(table.columns),

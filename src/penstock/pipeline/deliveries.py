@@ -12,8 +12,21 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from penstock.destinations.base import WriteResult, WriteStatus
-from penstock.errors import ErrorKind, PenstockError
-from penstock.schema import Lsn
+from penstock.errors import ErrorKind, PenstockError, shorten
+from penstock.schema import Lsn, TableSchema
+
+
+def require_answer(answer: object, table: TableSchema) -> WriteResult:
+    """The answer of a write method; an error where it does not say how safe the data is."""
+    if isinstance(answer, WriteStatus | Future):
+        return answer
+    raise PenstockError(
+        ErrorKind.DESTINATION_REJECTED,
+        f"the destination answered {shorten(repr(answer))} to a write",
+        hint="return WriteStatus.DURABLE, WriteStatus.ACCEPTED or a Future from the destination's"
+        " write methods, then `penstock retry` the table",
+        table=table.name,
+    )
 
 
 class Deliveries:
@@ -38,12 +51,6 @@ class Deliveries:
             case Future():
                 self._open.append((end, result))
                 result.add_done_callback(lambda _: self._wake())
-            case _:
-                raise PenstockError(
-                    ErrorKind.DESTINATION_REJECTED,
-                    f"the destination answered {result!r}",
-                    hint="return WriteStatus.DURABLE, WriteStatus.ACCEPTED or a Future",
-                )
 
     @property
     def settleable(self) -> bool:

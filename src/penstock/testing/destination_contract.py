@@ -121,8 +121,8 @@ class DestinationContract(ABC):
         assert notes.rows == []
 
     def test_preparing_for_a_copy_may_be_repeated(self, notes: Stage) -> None:
-        notes.destination.drop_table_for_copy(notes.table)
-        notes.destination.drop_table_for_copy(notes.table)
+        notes.destination.drop_table_for_copy(notes.table, notes.table)
+        notes.destination.drop_table_for_copy(notes.table, notes.table)
         notes.copy([note(7)])
         assert notes.rows == [(7, None, None)]
 
@@ -345,17 +345,17 @@ class DestinationContract(ABC):
 
     def test_the_position_is_that_of_the_last_batch(self, notes: Stage) -> None:
         if not self.tells_position:
-            assert notes.destination.position(NOTES) is None
+            assert notes.position() is None
             return
-        assert notes.destination.position(NOTES) is None
+        assert notes.position() is None
         notes.apply([insert(note(4))])
         first = notes.script.end
-        assert notes.destination.position(NOTES) == first
+        assert notes.position() == first
         notes.apply([update(note(4, "x"))], [delete({"id": 1})])
         notes.restart()
-        assert notes.destination.position(NOTES) == notes.script.end > first
+        assert notes.position() == notes.script.end > first
         notes.copy([note(1)])
-        assert notes.destination.position(NOTES) is None
+        assert notes.position() is None
 
     def test_a_repeated_batch_changes_nothing(self, notes: Stage) -> None:
         batch = notes.script.batch([insert(note(4, "four")), update(note(1, "x"))])
@@ -372,7 +372,7 @@ class DestinationContract(ABC):
         second = notes.script.batch([insert(note(5, "five")), update(note(4, "more"))])
         notes.write(first)
         notes.restart()
-        position = notes.destination.position(NOTES)
+        position = notes.position()
         assert position == first.end
         grown = joined(*[batch for batch in (first, second) if batch.end > position])
         notes.write(grown)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.changes.batches import ChangeBatch
 from penstock.destinations.base import Destination, DestinationContext, WriteStatus
-from penstock.schema import TableSchema
+from penstock.schema import Lsn, TableSchema
 from penstock.states import Ready, VisibleXids
 from penstock.stores.memory import MemoryStore
 from penstock.testing.segments import Change, Script, Values
@@ -36,6 +36,8 @@ class Stage:
         self.script = Script(table, directory, spark, PIPELINE)
         self.store = MemoryStore()
         self.store.open(PIPELINE)
+        self._copied: TableSchema | None = None
+        self._copy_id = ""
         self.destination = self._start()
 
     def _start(self) -> Destination:
@@ -48,11 +50,12 @@ class Stage:
         self.destination = self._start()
 
     def copy(self, rows: Sequence[Values], files: int = 1) -> None:
-        self.destination.drop_table_for_copy(self.table)
+        self.destination.drop_table_for_copy(self.table, self._copied)
         copied = self.script.copy(rows, files)
         result = self.destination.write_table_rows(self.table, copied)
         self.settle(result)
         self.store.update_table_state(self.table.id, Ready(copied.id))
+        self._copied, self._copy_id = self.table, copied.id
 
     def apply(self, *transactions: Sequence[Change], visible: VisibleXids | None = None) -> None:
         self.write(self.script.batch(*transactions, visible=visible))
@@ -63,6 +66,10 @@ class Stage:
     def settle(self, result: object) -> None:
         if result is not WriteStatus.DURABLE:
             self.destination.flush(self.table)
+
+    def position(self) -> Lsn | None:
+        """Up to where the destination says that it has the current copy's changes."""
+        return self.destination.position(self.table, self._copy_id)
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:

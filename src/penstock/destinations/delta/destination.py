@@ -124,6 +124,9 @@ class DeltaDestination(Destination):
         """Where a table is."""
         return f"{self.root}/{self._naming(name)}"
 
+    def table_identifier(self, table: TableSchema) -> str:
+        return self.path(table.name)
+
     def startup(self, context: DestinationContext) -> None:
         location.require_writable(self.root)
         self._started = context
@@ -151,7 +154,7 @@ class DeltaDestination(Destination):
 
     # Copies.
 
-    def drop_table_for_copy(self, table: TableSchema) -> None:
+    def drop_table_for_copy(self, table: TableSchema, previous: TableSchema | None) -> None:  # noqa: ARG002
         """Keeps the table, which stays readable until the copy replaces it in one commit."""
         path = self.path(table.name)
         self._places.take(table, path)
@@ -354,10 +357,9 @@ class DeltaDestination(Destination):
             writer = batch.changes.write.format("delta").mode("append")
             writer.option("mergeSchema", "true").save(path)
 
-    def position(self, table: TableSchema) -> Lsn | None:
-        copy_id = copy_id_of(self._context.store.get_table_state(table.id))
+    def position(self, table: TableSchema, copy_id: str) -> Lsn | None:
         path = self.path(table.name)
-        if copy_id is None or not self._exists(path):
+        if not self._exists(path):
             return None
         with self._writing(table.name, path):  # what is told is what the cursor will stand on
             mark = self._mark(path)
