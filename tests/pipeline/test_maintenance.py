@@ -51,4 +51,4 @@ def test_only_what_passes_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     maintenance.stop()
     [failure] = failures
     assert failure.kind is ErrorKind.INTERNAL
-    assert "KeyError('oid')" in failure.message
+    assert "KeyError: 'oid'" in failure.message

@@ -291,7 +291,7 @@ def test_a_supervision_that_fails_fails_the_pipeline(
     wait_for(lambda: bool(failures), limit=30)
     [failure], [pid] = failures, pids
     assert failure.kind is ErrorKind.INTERNAL
-    assert "KeyError('unforeseen')" in failure.message
+    assert "KeyError: 'unforeseen'" in failure.message
     assert process.report.state is ReceiverState.FAILED
     assert pid is not None
     assert not psutil.pid_exists(pid), "a receiver that nobody listens to"

@@ -119,7 +119,7 @@ def test_a_look_that_fails_for_another_reason_fails_the_pipeline(watched: Watche
     wait_for(watched.failed.is_set)
     [failure] = watched.failures
     assert failure.kind is ErrorKind.INTERNAL
-    assert "KeyError('oid')" in failure.message
+    assert "KeyError: 'oid'" in failure.message
 
 
 def test_a_look_that_fails_while_the_pipeline_stops_is_nobodys_failure(
